@@ -57,7 +57,9 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise
     # ValueError covers invalid UTF-8 and invalid JSON; deeply nested brackets exhaust the parser's stack.
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error}") from error
+        raise CheckpointError.also(type(error))(f"`{path}` cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` is damaged: it contains a {type(content).__name__}, not a JSON object.")
+        raise CheckpointError.also(TypeError)(
+            f"`{path}` is damaged: it contains a {type(content).__name__}, not a JSON object."
+        )
     return content

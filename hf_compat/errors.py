@@ -4,7 +4,7 @@
 
     HFCompatError
     ├── ArgumentsError (ValueError)            fields of one TrainingArguments that contradict each other
-    │   ├── ArgumentTypesError (TypeError)     fields of a type that cannot be used
+    │   ├── ArgumentTypesError (AttributeError, TypeError)  fields of a type, or with keys, that cannot be used
     │   ├── EarlyStoppingError (AssertionError)  fields that EarlyStoppingCallback needs
     │   └── UnsupportedArgumentsError (NotImplementedError)  fields that are not supported
     ├── UnknownArgumentError (TypeError)       an argument of no release of transformers
@@ -13,12 +13,12 @@
     ├── DataError (ValueError)                 an unusable dataset or data loader
     │   ├── DataCollatorError (TypeError)      a collator that cannot be called
     │   ├── DatasetTypeError (KeyError, TypeError)  what is no dataset: a name, columns, splits, a loader
-    │   └── LoaderError (TypeError)            a data loader that is none, or samples or batches without names
+    │   └── LoaderError (AttributeError, RuntimeError, TypeError)  no data loader, samples or batches without names
     ├── ModelError (ValueError)                a model that cannot be trained
-    │   ├── LossError (AttributeError, TypeError)  a loss, or outputs to gather, that are no tensors
+    │   ├── LossError (AttributeError, RuntimeError, TypeError)  no loss, or outputs to gather that are no tensors
     │   ├── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
-    │   └── UntrainableModelError (RuntimeError, TypeError)  a model without a `forward`, or frozen
-    ├── CallbackError (TypeError, ValueError)  what is no callback, or one that the Trainer does not have
+    │   └── UntrainableModelError (AttributeError, RuntimeError, TypeError)  what is no model, or frozen
+    ├── CallbackError (AttributeError, TypeError, ValueError)  what is no callback, or none of the Trainer's
     ├── MetricsError (AttributeError, TypeError)  a function or override that is none or returns no metrics
     ├── MetricNameError (KeyError)             an evaluation without the metric that a field names
     ├── OverrideError (AttributeError, TypeError, ValueError)  an override that returns what cannot be used
@@ -31,26 +31,27 @@
     ├── HubError (OSError)                     a repository on the Hub that cannot be created or written
     ├── NoOptimizerError (AttributeError, ValueError)  an optimizer or schedule that is not there yet
     ├── TrainerSetupError (RuntimeError, ValueError)  a Trainer or environment that cannot be set up
-    │   └── ModelInitError (TypeError)         a `model_init` that is missing or cannot be used
+    │   └── ModelInitError (AttributeError, TypeError)         a `model_init` that is missing or cannot be used
     ├── LaunchError (RuntimeError)             a process, started by a Trainer, that exited without a result
     ├── SearchError (RuntimeError)             a hyperparameter search that cannot be run
     ├── ReportError (ValueError)               a picture or report of runs that cannot be made
     ├── BatchSizeError (RuntimeError)          no batch size that fits into memory
     ├── NotSupportedError (NotImplementedError)  a method or feature that is not supported
-    └── MissingPackageError (ImportError, ValueError)  an optional package that is not installed
+    └── MissingPackageError (ImportError, RuntimeError, ValueError)  an optional package that is not installed
 
 Each also derives from the built-in error that transformers raises in the same case, so that ``except ValueError`` in a
-ported script keeps working.
+ported script keeps working. Where that depends on the case, :meth:`HFCompatError.also` gives the class.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "ArgumentTypesError",
@@ -100,6 +101,42 @@ __all__ = [
 class HFCompatError(Exception):
     """Base class of all errors of hf_compat."""
 
+    _others: tuple[type[BaseException], ...] = ()
+
+    def __init__(self, *args: object) -> None:
+        Exception.__init__(self, *args)  # some of the classes that `also` adds take more arguments
+
+    __str__ = Exception.__str__  # a KeyError's would be in quotes, an OSError's its number and text
+
+    @classmethod
+    def also(cls, *others: type[BaseException]) -> type[Self]:
+        """Return this class, or one of its name that also derives from those of ``others`` from which it does not.
+
+        For an error whose class in transformers depends on what is wrong, or on the library that notices.
+        """
+        kind: type[Self] = _that_is_also(cls, tuple(dict.fromkeys(others)))  # type: ignore[arg-type]
+        return kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what unpickles it in another process, where a class that ``also`` has made has to be made again."""
+        if not self._others:
+            return super().__reduce__()  # type: ignore[return-value]
+        return _rebuild, (type(self).__bases__[0], self._others, self.args), self.__dict__
+
+
+@functools.cache
+def _that_is_also(kind: Any, others: tuple[type[BaseException], ...]) -> Any:
+    lacking = [other for other in others if not issubclass(kind, other)]
+    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_others": others}
+    try:
+        return type(kind.__name__, (kind, *lacking), members) if lacking else kind
+    except TypeError:  # an OSError and an AttributeError in one have no common layout
+        return kind
+
+
+def _rebuild(kind: Any, others: tuple[type[BaseException], ...], args: tuple[Any, ...]) -> Any:
+    return kind.also(*others)(*args)
+
 
 class HFCompatWarning(UserWarning):
     """A warning about behaviour that may not be intended, and what to set instead."""
@@ -113,7 +150,7 @@ class ArgumentsError(HFCompatError, ValueError):
         fields: The field of each problem; empty if the error does not come from ``TrainingArguments``.
     """
 
-    def __init__(self, problems: Sequence[str], *, fields: Sequence[str] = ()) -> None:
+    def __init__(self, problems: Sequence[str], fields: Sequence[str] = ()) -> None:
         self.problems = tuple(problems)
         self.fields = tuple(fields)
         count = len(self.problems)
@@ -122,19 +159,16 @@ class ArgumentsError(HFCompatError, ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what unpickles it in another process; by default exceptions are rebuilt from their message."""
-        return _rebuild, (type(self), self.problems, self.fields)
-
-
-def _rebuild(kind: type[ArgumentsError], problems: Sequence[str], fields: Sequence[str]) -> ArgumentsError:
-    return kind(problems, fields=fields)
+        kind = type(self).__bases__[0] if self._others else type(self)
+        return _rebuild, (kind, self._others, (self.problems, self.fields))
 
 
 class UnsupportedArgumentsError(ArgumentsError, NotImplementedError):
     """Fields of ``TrainingArguments`` that are not supported; lists all of them."""
 
 
-class ArgumentTypesError(ArgumentsError, TypeError):
-    """Fields of ``TrainingArguments`` whose values are of a type that cannot be used; lists all other problems too."""
+class ArgumentTypesError(ArgumentsError, AttributeError, TypeError):
+    """Fields of ``TrainingArguments`` of a type, or with keys, that cannot be used; lists all other problems too."""
 
 
 class EarlyStoppingError(ArgumentsError, AssertionError):
@@ -164,10 +198,8 @@ class DataCollatorError(DataError, TypeError):
 class DatasetTypeError(DataError, KeyError, TypeError):
     """An object without samples by number, such as a dataset's name, a dict of columns or splits, or a data loader."""
 
-    __str__ = Exception.__str__  # a KeyError's would be in quotes
 
-
-class LoaderError(DataError, TypeError):
+class LoaderError(DataError, AttributeError, RuntimeError, TypeError):
     """A data loader that cannot be iterated over, or whose samples or batches have no names."""
 
 
@@ -175,7 +207,7 @@ class ModelError(HFCompatError, ValueError):
     """A model that cannot be trained."""
 
 
-class LossError(ModelError, AttributeError, TypeError):
+class LossError(ModelError, AttributeError, RuntimeError, TypeError):
     """A loss, or outputs to gather in an evaluation, that are no tensors.
 
     From a model or the user's code, such as ``compute_loss`` and ``prediction_step``.
@@ -185,14 +217,12 @@ class LossError(ModelError, AttributeError, TypeError):
 class ModelOutputError(ModelError, IndexError, KeyError):
     """A model whose outputs lack what a field of ``TrainingArguments`` names."""
 
-    __str__ = Exception.__str__  # a KeyError's would be in quotes
+
+class UntrainableModelError(ModelError, AttributeError, RuntimeError, TypeError):
+    """What is no model, or one of which there is nothing to train: no ``forward``, or no parameter with gradients."""
 
 
-class UntrainableModelError(ModelError, RuntimeError, TypeError):
-    """A model of which there is nothing to train: it has no ``forward``, or no parameter that requires gradients."""
-
-
-class CallbackError(HFCompatError, TypeError, ValueError):
+class CallbackError(HFCompatError, AttributeError, TypeError, ValueError):
     """An object that is no callback, or a callback to remove that is not one of the Trainer's."""
 
 
@@ -202,8 +232,6 @@ class MetricsError(HFCompatError, AttributeError, TypeError):
 
 class MetricNameError(HFCompatError, KeyError):
     """An evaluation without the metric that ``metric_for_best_model`` names."""
-
-    __str__ = Exception.__str__  # a KeyError's would be in quotes
 
 
 class OverrideError(HFCompatError, AttributeError, TypeError, ValueError):
@@ -236,8 +264,6 @@ class WriteError(HFCompatError, OSError):
         self.errno = errno
         self.strerror = None if errno is None else os.strerror(errno)
         self.filename = filename
-
-    __str__ = Exception.__str__  # an OSError's would be its number and text
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what unpickles it in another process; by default the number and file would be lost."""
@@ -275,7 +301,7 @@ class TrainerSetupError(HFCompatError, RuntimeError, ValueError):
     """
 
 
-class ModelInitError(TrainerSetupError, TypeError):
+class ModelInitError(TrainerSetupError, AttributeError, TypeError):
     """A ``model_init`` that is missing, takes more than the trial or returns no model."""
 
 
@@ -299,8 +325,8 @@ class NotSupportedError(HFCompatError, NotImplementedError):
     """A method or feature that is not supported; says what to use instead."""
 
 
-class MissingPackageError(HFCompatError, ImportError, ValueError):
-    """A missing optional package: what needs it and how to install it; upstream raises either of the two."""
+class MissingPackageError(HFCompatError, ImportError, RuntimeError, ValueError):
+    """A missing optional package: what needs it and how to install it; upstream raises one of the three."""
 
 
 def is_installed(package: str) -> bool:

@@ -205,7 +205,7 @@ class TrainerState(metaclass=CountsCounterparts):
         content = read_json_object(json_path)
         for name, is_valid in _VALIDATORS.items():
             if name in content and not is_valid(content[name]):
-                raise CheckpointError(
+                raise CheckpointError.also(TypeError)(
                     f"`{json_path}` is not a valid trainer state: `{name}` is {content[name]!r:.200}. "
                     "Use another checkpoint."
                 )

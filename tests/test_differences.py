@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import functools
 import json
 import logging
+import pickle
 import re
 import warnings
-from typing import Any
+import zipfile
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import transformers
 from packaging.version import Version
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -107,7 +111,7 @@ def launched(text: str, library: Any, folder: Any, *, processes: int = 2) -> str
 # ---- what transformers refuses, and works here ----
 
 
-@pytest.mark.parametrize("which", ["compute_loss", "log"])
+@pytest.mark.parametrize("which", ["compute_loss", "log", "sampler"])
 def test_overrides_of_older_releases(which, tmp_path):
     """Overrides without the newest parameters are called without them; transformers raises a TypeError."""
 
@@ -121,12 +125,137 @@ def test_overrides_of_older_releases(which, tmp_path):
             def log(self, logs):
                 super().log(logs)
 
-        return {"compute_loss": OldLoss, "log": OldLog}[which]
+        class OldSampler(library.Trainer):
+            def _get_train_sampler(self):
+                return torch.utils.data.SequentialSampler(self.train_dataset)
+
+        return {"compute_loss": OldLoss, "log": OldLog, "sampler": OldSampler}[which]
 
     with pytest.raises(TypeError):
         trainer_of(transformers, tmp_path, classes(transformers), logging_steps=1).train()
     trainer = trainer_of(hf_compat, tmp_path, classes(hf_compat), logging_steps=1)
     assert trainer.train().global_step == 2
+
+
+def changed(trainer: Any) -> bool:
+    """Return whether training changes the model of ``trainer``."""
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    after = list(trainer.model.parameters())
+    return any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_copy_of_a_trained_trainer(tmp_path):
+    """It learns; a copy of transformers' own 5.24 does not."""
+    for library, learns in ((transformers, not IS_5), (hf_compat, True)):
+        trainer = trainer_of(library, tmp_path)
+        trainer.train()
+        assert changed(copy.deepcopy(trainer)) is learns
+
+
+def test_a_pickled_trainer(tmp_path):
+    """One that has trained can be pickled, and its twin learns; transformers' schedule refers to what cannot be."""
+    trainer = trainer_of(transformers, tmp_path)
+    trainer.train()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(trainer)
+    trainer = trainer_of(hf_compat, tmp_path)
+    trainer.train()
+    assert changed(pickle.loads(pickle.dumps(trainer)))
+
+
+def test_the_group_of_a_parameter(tmp_path):
+    """It is found by identity; transformers compares it with parameters of other shapes."""
+    for library in (transformers, hf_compat):
+        trainer = trainer_of(library, tmp_path, learning_rate=0.5)
+        trainer.create_optimizer()
+        last = list(trainer.model.parameters())[-1]
+        if library is transformers:
+            with pytest.raises(RuntimeError, match="must match the size"):
+                trainer.get_optimizer_group(last)
+        else:
+            group = trainer.get_optimizer_group(last)
+            assert any(parameter is last for parameter in group["params"])
+
+
+class Pair(NamedTuple):
+    """Two inputs under one name."""
+
+    one: torch.Tensor
+    other: torch.Tensor
+
+
+class OfPairs(nn.Module):
+    """A model whose input is a pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, pair: Pair, labels: Any = None) -> dict[str, Any]:
+        assert isinstance(pair, Pair)
+        logits = self.layer(pair.one) + self.layer(pair.other)
+        return {"loss": logits.mean(), "logits": logits}
+
+
+def pairs(rows: Any) -> dict[str, Any]:
+    """Collate to a batch with a pair."""
+    return {"pair": Pair(torch.ones(len(rows), 2), torch.ones(len(rows), 2)), "labels": torch.ones(len(rows))}
+
+
+def test_a_namedtuple_in_a_batch(tmp_path):
+    """The model gets it, in training and in an evaluation; transformers makes it of one argument."""
+    for library in (transformers, hf_compat):
+        trainer = trainer_of(library, tmp_path, model=OfPairs(), remove_unused_columns=False)
+        trainer.data_collator = pairs
+        if library is transformers:
+            with pytest.raises(TypeError, match="missing 1 required positional argument"):
+                trainer.train()
+        else:
+            assert trainer.train().global_step == 2
+            assert "eval_loss" in trainer.evaluate()
+
+
+class Strided(nn.Module):
+    """A plain model whose weight is not contiguous, as a convolution's in ``channels_last``; it stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(16.0).view(2, 2, 2, 2).contiguous(memory_format=torch.channels_last))
+
+    def forward(self, features: torch.Tensor, labels: Any = None) -> dict[str, Any]:
+        return {"loss": self.weight.sum() * 0}
+
+
+def test_weights_that_are_not_contiguous(tmp_path):
+    """They are saved with their values, and resume; safetensors refuses them in transformers."""
+    for library in (transformers, hf_compat):
+        trainer = trainer_of(library, tmp_path / library.__name__, model=Strided(), save_strategy="steps", save_steps=1)
+        if library is transformers:
+            with pytest.raises(ValueError, match="non contiguous"):
+                trainer.train()
+        else:
+            trainer.train()
+            checkpoint = f"{trainer.args.output_dir}/checkpoint-1"
+            saved = load_file(f"{checkpoint}/model.safetensors")
+            assert torch.equal(saved["weight"], Strided().weight)
+            assert trainer.train(resume_from_checkpoint=checkpoint).global_step == 2
+
+
+def test_random_states_of_numpy_1(tmp_path):
+    """A checkpoint that names numpy's package as numpy 1 does: transformers does not read it with numpy 2."""
+    trainer = trainer_of(transformers, tmp_path, save_strategy="steps", save_steps=1)
+    trainer.train()
+    checkpoint = f"{trainer.args.output_dir}/checkpoint-1"
+    name = f"{checkpoint}/rng_state.pth"
+    with zipfile.ZipFile(name) as source:
+        entries = {entry: source.read(entry) for entry in source.namelist()}
+    with zipfile.ZipFile(name, "w") as target:
+        for entry, content in entries.items():
+            target.writestr(entry, content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+    with pytest.raises(pickle.UnpicklingError, match=r"numpy\.core\.multiarray"):
+        trainer_of(transformers, tmp_path).train(resume_from_checkpoint=checkpoint)
+    assert trainer_of(hf_compat, tmp_path).train(resume_from_checkpoint=checkpoint).global_step == 2
 
 
 DROPPED = {

@@ -53,6 +53,15 @@ def _inspect_method(function: Callable[..., object]) -> _EventMethod:
     return _EventMethod(function, does_nothing, parameter is not None and parameter.kind in by_name)
 
 
+def _note_parameters(error: TypeError, callback: object, event: str) -> None:
+    """Add to ``error`` what the method of ``callback`` has to take, if it was raised by the call and not in it."""
+    if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+        error.add_note(
+            f"`callbacks`: define `{type(callback).__name__}.{event}(self, args, state, control, **kwargs)`. The "
+            "model, the optimizer and others are passed by name."
+        )
+
+
 def new_instance(kind: type[Any]) -> Any:
     """Return an instance of the class of callbacks ``kind``.
 
@@ -189,19 +198,23 @@ class CallbackHandler(TrainerCallback):
             if known.does_nothing:
                 continue
             former = {"tokenizer": self.processing_class} if known.wants_tokenizer else {}
-            result = method(
-                args,
-                state,
-                control,
-                model=self.model,
-                processing_class=self.processing_class,
-                optimizer=self.optimizer,
-                lr_scheduler=self.lr_scheduler,
-                train_dataloader=self.train_dataloader,
-                eval_dataloader=self.eval_dataloader,
-                **former,
-                **kwargs,
-            )
+            try:
+                result = method(
+                    args,
+                    state,
+                    control,
+                    model=self.model,
+                    processing_class=self.processing_class,
+                    optimizer=self.optimizer,
+                    lr_scheduler=self.lr_scheduler,
+                    train_dataloader=self.train_dataloader,
+                    eval_dataloader=self.eval_dataloader,
+                    **former,
+                    **kwargs,
+                )
+            except TypeError as error:
+                _note_parameters(error, callback, event)
+                raise
             if result is not None:
                 control = result
         return control

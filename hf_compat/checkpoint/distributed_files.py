@@ -107,12 +107,12 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
             metadata = _MetadataUnpickler(file).load()
         files = {info.relative_path for info in metadata.storage_data.values()}
     except pickle.UnpicklingError as error:
-        raise CheckpointError(
+        raise CheckpointError.also(type(error))(
             f"`{path}` is refused: it contains more than a list of tensors, or is damaged ({cause_of(error)}). No "
             "code in it was run."
         ) from error
     except Exception as error:  # a damaged pickle may raise anything
-        raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
+        raise CheckpointError.also(type(error))(f"`{path}` cannot be read: {error or type(error).__name__}") from error
     for name in files:
         if not isinstance(name, str) or PurePath(name).name != name or name == "..":
             raise CheckpointError(f"`{path}` points to `{name}`, outside its folder: do not trust this checkpoint.")
@@ -186,7 +186,9 @@ def _naming(folder: Path) -> Iterator[None]:
     try:
         yield
     except (CheckpointException, Exception) as error:
-        raise CheckpointError(f"`{folder}` cannot be loaded: {cause_of(_first_failure(error))}") from error
+        raise CheckpointError.also(type(error))(
+            f"`{folder}` cannot be loaded: {cause_of(_first_failure(error))}"
+        ) from error
 
 
 def _first_failure(error: BaseException) -> BaseException:
@@ -216,7 +218,9 @@ def _save(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None) ->
     except CheckpointException as error:
         failure = _first_failure(error)
         if not is_write_failure(failure):
-            raise CheckpointError(f"`{folder.name}` cannot be saved: {type(failure).__name__}: {failure}") from error
+            raise CheckpointError.also(type(error))(
+                f"`{folder.name}` cannot be saved: {type(failure).__name__}: {failure}"
+            ) from error
         raise CheckpointWriteError(
             f"`{folder.name}` cannot be written: {failure}",
             errno=errno_of(failure),

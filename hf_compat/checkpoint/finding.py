@@ -11,7 +11,7 @@ from pathlib import Path, PureWindowsPath
 
 from hf_compat.checkpoint.completeness import incomplete_reason, incomplete_reason_of_any
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, described
 
 __all__ = ["Checkpoint", "checkpoint_at", "find_checkpoint", "get_last_checkpoint", "list_checkpoints", "relocated"]
 
@@ -97,6 +97,11 @@ def find_checkpoint(
                 f"No valid checkpoint found in output directory ({output_dir}) for `resume_from_checkpoint=True`. "
                 "Pass the path of a checkpoint, or omit the argument to start from the beginning."
             )
+    elif not isinstance(resume_from_checkpoint, str | os.PathLike):
+        raise CheckpointError.also(TypeError)(
+            f"`resume_from_checkpoint={resume_from_checkpoint!r}`: {described(resume_from_checkpoint)}. Pass the path "
+            "of a checkpoint, or True for the newest in `output_dir`."
+        )
     else:
         path = str(resume_from_checkpoint)
     if path is None:

@@ -111,7 +111,7 @@ def load_errors(optimizer: Optimizer, folder: Path) -> Iterator[None]:
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         found = (folder / name for name in (*_FILES, names.SHARDED_OPTIMIZER_NAME))
         source = next(path for path in found if path.exists())
-        raise CheckpointError(
+        raise CheckpointError.also(type(error))(
             f"`{source}` does not fit this run's {type(optimizer).__name__}: {error or type(error).__name__}. Resume "
             "with the model and arguments that the checkpoint was written with."
         ) from error

@@ -79,7 +79,7 @@ class CheckpointReader:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             path, reason = self.folder / names.LIGHTNING_STATE_NAME, error or type(error).__name__
             message = _MISFITS.get(name, "`{path}` is damaged: {reason}")
-            raise CheckpointError(message.format(path=path, reason=reason)) from error
+            raise CheckpointError.also(type(error))(message.format(path=path, reason=reason)) from error
 
     def lightning_state(self) -> dict[str, Any]:
         """Return the content of ``lightning.pt``, empty if there is no such file.

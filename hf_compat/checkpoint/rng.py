@@ -107,5 +107,7 @@ def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size:
     try:
         set_rng_state(state)
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"`{path}` does not hold random states: {error or type(error).__name__}.") from error
+        raise CheckpointError.also(type(error))(
+            f"`{path}` does not hold random states: {error or type(error).__name__}."
+        ) from error
     return True

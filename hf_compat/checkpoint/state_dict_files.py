@@ -49,7 +49,7 @@ def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str)
     try:
         target.load_state_dict(state)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(
+        raise CheckpointError.also(type(error))(
             f"`{path}` does not fit this run's {type(target).__name__}: {error or type(error).__name__}. Resume with "
             "the model and arguments that the checkpoint was written with."
         ) from error

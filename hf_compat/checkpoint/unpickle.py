@@ -59,12 +59,12 @@ def load_trusted(
         with torch.serialization.safe_globals([*_allowed(), *allowed]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
-        raise CheckpointError(
+        raise CheckpointError.also(type(error))(
             f"`{path}` is refused: it contains more than tensors and plain values, or is damaged "
             f"({cause_of(error)}). No code in it was run."
         ) from error
     except Exception as error:  # a damaged file makes torch raise any kind of error
-        raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
+        raise CheckpointError.also(type(error))(f"`{path}` cannot be read: {error or type(error).__name__}") from error
 
 
 def cause_of(error: BaseException) -> str:
@@ -118,7 +118,7 @@ def load_known(path: str | os.PathLike[str], *, mmap: bool = False) -> tuple[Any
         with torch.serialization.safe_globals(list(_allowed())):
             unknown = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
     except Exception as error:  # a damaged file makes torch raise any kind of error
-        raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
+        raise CheckpointError.also(type(error))(f"`{path}` cannot be read: {error or type(error).__name__}") from error
     stand_ins = [(type(name, (Unread,), {}), name) for name in unknown]
     return load_trusted(path, mmap=mmap, allowed=stand_ins), unknown
 

@@ -249,10 +249,10 @@ def read_weights(file: Path) -> Iterator[tuple[str, Any]]:
                     yield name, opened.get_tensor(name)
             return
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise CheckpointError(f"`{file}` cannot be read: {error}") from error
+            raise CheckpointError.also(type(error))(f"`{file}` cannot be read: {error}") from error
     state = load_trusted(file)
     if not isinstance(state, dict):
-        raise CheckpointError(f"`{file}` contains a {type(state).__name__}, not a state dict.")
+        raise CheckpointError.also(TypeError)(f"`{file}` contains a {type(state).__name__}, not a state dict.")
     yield from state.items()
 
 
@@ -262,7 +262,9 @@ def _naming(file: Path, model: nn.Module) -> Iterator[None]:
     try:
         yield
     except (AttributeError, LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
-        raise CheckpointError(f"The weights in `{file}` do not fit {type(model).__name__}: {error}") from error
+        raise CheckpointError.also(type(error))(
+            f"The weights in `{file}` do not fit {type(model).__name__}: {error}"
+        ) from error
 
 
 def _not_aliased(model: nn.Module, missing: list[str]) -> list[str]:

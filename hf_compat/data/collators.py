@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,8 +121,24 @@ def default_data_collator(features: list[Any], return_tensors: str = "pt") -> di
     batch = {} if labels is None else {"labels": labels}
     for name, value in samples[0].items():
         if name not in _LABEL_NAMES and value is not None and not isinstance(value, str):
-            batch[name] = kind.column([sample[name] for sample in samples])
+            values = [sample[name] for sample in samples]
+            try:
+                batch[name] = kind.column(values)
+            except (RuntimeError, ValueError) as error:
+                _note_lengths(error, name, values)
+                raise
     return batch
+
+
+def _note_lengths(error: Exception, name: str, values: list[Any]) -> None:
+    """Add to ``error``, of stacking the ``values`` of the column ``name``, that their lengths differ, if so."""
+    with contextlib.suppress(TypeError):  # numbers have none
+        lengths = sorted({len(value) for value in values})
+        if len(lengths) > 1:
+            error.add_note(
+                f"`{name}`: samples of {lengths[0]} to {lengths[-1]} values in one batch. Pass the tokenizer as "
+                "`processing_class`, which pads them, or a `data_collator` that does."
+            )
 
 
 def torch_default_data_collator(features: list[Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_compat.errors import DataError
+from hf_compat.errors import DataError, LossError
 from hf_compat.memory import mapped
 from hf_compat.nested import leaves, map_nested, rebuild
 
@@ -46,7 +46,7 @@ def nested_numpify(tensors: object) -> Any:
     """Return ``tensors``, however nested, as numpy arrays; bfloat16, which numpy does not have, as float32.
 
     Raises:
-        DataError: If a leaf is not a tensor.
+        LossError: If a leaf is not a tensor.
     """
     return map_nested(_to_array, tensors)
 
@@ -59,8 +59,8 @@ def _to_array(leaf: object) -> np.ndarray[Any, Any]:
     return array
 
 
-def _not_a_tensor(leaf: object) -> DataError:
-    return DataError(
+def _not_a_tensor(leaf: object) -> LossError:
+    return LossError(
         f"The model's output holds a {type(leaf).__name__}, but only tensors can be accumulated: return "
         "tensors, or add its key to `ignore_keys`."
     )
@@ -347,7 +347,8 @@ class EvalAccumulator:
         """Move the accumulated tensors to the CPU and free the device memory.
 
         Raises:
-            DataError: If batches differ in structure, or hold something other than tensors.
+            DataError: If batches differ in structure.
+            LossError: If they hold something other than tensors.
         """
         if not self.concat:
             self._apart.extend(nested_numpify(batch) for batch in self._batches)
@@ -367,7 +368,8 @@ class EvalAccumulator:
         """Return all outputs: arrays nested as in a batch, a list of them without ``concat``, None if there are none.
 
         Raises:
-            DataError: If batches differ in structure, or hold something other than tensors.
+            DataError: If batches differ in structure.
+            LossError: If they hold something other than tensors.
         """
         if not self.concat:
             self.to_cpu_and_numpy()

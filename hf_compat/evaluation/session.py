@@ -86,6 +86,15 @@ def _with_ends(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         yield batch, True
 
 
+def _note_names(error: AttributeError, prediction: EvalPrediction) -> None:
+    """Add to ``error`` of ``compute_metrics`` the names that ``prediction`` has, if it was read by another."""
+    if error.obj is prediction:
+        error.add_note(
+            "`compute_metrics`: an `EvalPrediction` has the model's outputs as `predictions`, labels as `label_ids` "
+            "and, if `include_for_metrics` names them, `inputs` and `losses`."
+        )
+
+
 class EvaluationSession:
     """Runs ``prediction_step`` on each batch, gathers its outputs and computes the metrics.
 
@@ -270,9 +279,12 @@ class EvaluationSession:
     ) -> None:
         if self._trainer.compute_metrics is None or logits is None or labels is None:
             return
-        self._metrics = self._trainer.compute_metrics(
-            self._prediction(logits, labels, inputs, losses), compute_result=self._is_last_batch
-        )
+        prediction = self._prediction(logits, labels, inputs, losses)
+        try:
+            self._metrics = self._trainer.compute_metrics(prediction, compute_result=self._is_last_batch)
+        except AttributeError as error:
+            _note_names(error, prediction)
+            raise
 
     @property
     def _is_last_batch(self) -> bool:
@@ -320,12 +332,20 @@ class EvaluationSession:
         if self._stream is not None:
             metrics = self._stream.compute()
         elif trainer.compute_metrics is not None and has_pairs and not self._per_batch:
-            metrics = trainer.compute_metrics(self._prediction(predictions, labels, inputs, losses))
-            if not isinstance(metrics, Mapping):
-                raise MetricsError(
-                    f"`compute_metrics` returned {described(metrics)}. Return a dict of metric names and values."
-                )
-        metrics = dict(denumpify_detensorize(metrics if metrics is not None else {}))
+            prediction = self._prediction(predictions, labels, inputs, losses)
+            try:
+                metrics = trainer.compute_metrics(prediction)
+            except AttributeError as error:
+                _note_names(error, prediction)
+                raise
+            del prediction
+        elif metrics is None:  # of each batch none
+            metrics = {}
+        if not isinstance(metrics, Mapping):
+            raise MetricsError(
+                f"`compute_metrics` returned {described(metrics)}. Return a dict of metric names and values."
+            )
+        metrics = dict(denumpify_detensorize(metrics))
         mean_loss = self._mean_loss(losses)
         if mean_loss is not None:
             metrics[f"{self._prefix}_loss"] = mean_loss

@@ -8,22 +8,18 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from hf_compat.errors import LossError, UntrainableModelError, described
+from hf_compat.errors import LossError, described
 
 __all__ = [
     "LabelSmoother",
     "check_loss",
     "divide_scalar",
-    "explain_frozen",
     "loss_and_outputs",
     "loss_logits_and_labels",
 ]
-
-_NO_GRADIENTS = "element 0 of tensors does not require grad"
-"""The beginning of torch's error for the backward pass of what depends on no parameter that requires gradients."""
 
 
 @dataclass
@@ -90,20 +86,6 @@ def check_loss(loss: object, source: str) -> None:
     """
     if not isinstance(loss, Tensor):
         raise LossError(f"{source} returned {described(loss)} instead of the loss. Return a tensor with one element.")
-
-
-def explain_frozen(model: nn.Module, error: RuntimeError) -> None:
-    """Raise torch's ``error`` of a backward pass with its reason if no parameter of ``model`` requires gradients.
-
-    Raises:
-        UntrainableModelError: If so.
-    """
-    told = str(error)
-    if told.startswith(_NO_GRADIENTS) and not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UntrainableModelError(
-            f"`model`: no parameter of {type(model).__name__} requires gradients: {told}. Call `requires_grad_(True)` "
-            "of what to train."
-        ) from error
 
 
 def loss_and_outputs(returned: Any, source: str) -> tuple[Tensor, Any]:

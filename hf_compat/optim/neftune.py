@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_compat.errors import ModelError
+from hf_compat.errors import UntrainableModelError
 from hf_compat.model_facts import unwrap_peft
 
 __all__ = ["activate_neftune", "deactivate_neftune"]
@@ -28,7 +28,7 @@ def _add_noise(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Te
 def _input_embeddings(model: nn.Module) -> nn.Module:
     base: Any = unwrap_peft(model)
     if not callable(getattr(base, "get_input_embeddings", None)):
-        raise ModelError(
+        raise UntrainableModelError(
             f"`neftune_noise_alpha` needs a model with `get_input_embeddings()`, but {type(base).__name__} has none: "
             "define it, or remove `neftune_noise_alpha`."
         )
@@ -47,7 +47,7 @@ def activate_neftune(model: nn.Module, alpha: float) -> RemovableHandle:
         alpha: Magnitude of the noise, 5 to 15 in the paper.
 
     Raises:
-        ModelError: If the model has no ``get_input_embeddings``.
+        UntrainableModelError: If the model has no ``get_input_embeddings``.
 
     References:
         Same noise as transformers ``integrations/neftune.py``.

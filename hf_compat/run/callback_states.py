@@ -65,7 +65,7 @@ def _restore_callback(callback: Any, state: dict[str, Any]) -> Any:
     try:
         return type(callback).from_state({"args": {}, "attributes": {}, **state})
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(
+        raise CheckpointError.also(type(error))(
             f"`stateful_callbacks` in the checkpoint's `trainer_state.json` has no valid state of a "
             f"{type(callback).__name__}: {error or type(error).__name__}. Set "
             "`restore_callback_states_from_checkpoint=False`."

@@ -136,7 +136,7 @@ class CurrentOptimizer:
         if strategy.engine is not None:
             return
         if trainer.optimizer is None:
-            raise TrainerSetupError(
+            raise TrainerSetupError.also(AttributeError)(
                 "`trainer.optimizer` was set to None during training. Assign one, or call `create_optimizer()`."
             )
         if [unwrap_optimizer(trainer.optimizer)] != [unwrap_optimizer(each) for each in strategy.optimizers]:

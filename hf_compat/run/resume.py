@@ -250,7 +250,7 @@ class Resume:
         try:
             return resume_stream(loader, saved)
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(
+            raise CheckpointError.also(type(error))(
                 f"The stream's state in `{self.folder}` does not fit `train_dataset`: {error}. Resume with the same "
                 "dataset, or set `ignore_data_skip=True`."
             ) from error

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from hf_compat.accelerator import Accelerator
@@ -25,7 +26,12 @@ from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.data_parallel import replicated
 from hf_compat.engine.strategies.tensor_parallel_splitting import check_plan
-from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError, UntrainableModelError
+from hf_compat.errors import (
+    ModelError,
+    ModelInitError,
+    TrainerSetupError,
+    UntrainableModelError,
+)
 from hf_compat.model_facts import (
     accepts_loss_kwargs,
     is_bare_model,
@@ -242,7 +248,7 @@ def optimizer_and_schedule(optimizers: Any) -> tuple[Any, Any]:
         TrainerSetupError: If they are no pair of an optimizer and a schedule.
     """
     if not isinstance(optimizers, tuple | list) or len(optimizers) != 2:
-        raise TrainerSetupError(
+        raise TrainerSetupError.also(AttributeError, TypeError)(
             f"`optimizers`: {_shown(optimizers)} is no pair. Pass `(optimizer, lr_scheduler)`, with None for the one "
             "that the Trainer is to create."
         )
@@ -251,8 +257,9 @@ def optimizer_and_schedule(optimizers: Any) -> tuple[Any, Any]:
         (optimizer, "param_groups", "optimizer"),
         (schedule, "step", "learning-rate schedule"),
     ):
-        if part is not None and (isinstance(part, type) or not hasattr(part, member)):
-            raise TrainerSetupError(
+        is_swapped = wanted != "optimizer" and isinstance(part, torch.optim.Optimizer)
+        if part is not None and (isinstance(part, type) or is_swapped or not hasattr(part, member)):
+            raise TrainerSetupError.also(AttributeError, TypeError)(
                 f"`optimizers`: {_shown(part)} is no {wanted}. Pass `(optimizer, lr_scheduler)`, an instance of each "
                 "or None; classes go into `optimizer_cls_and_kwargs`."
             )

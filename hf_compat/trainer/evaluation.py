@@ -34,6 +34,7 @@ from hf_compat.plan.data_limits import share_of
 from hf_compat.run.preparing import place_model, prepare_forward, wrap
 from hf_compat.trainer import shared_inputs
 from hf_compat.trainer.current_run import current_run, prepare_strategy
+from hf_compat.trainer.diagnosis import note_inputs
 from hf_compat.trainer.loss import check_is_named, computing_loss, fresh_past, store_past
 from hf_compat.trainer.setup_log import announce_evaluation
 from hf_compat.trainer.transformers_4 import LegacySession
@@ -285,8 +286,12 @@ def prediction_step(
     skips = scored and prediction_loss_only and trainer.semantics.liger_skips_unused_logits
     if skips and trainer.args.use_liger_kernel:
         inputs = {**inputs, "skip_logits": True}
-    with torch.no_grad():
-        loss, outputs = _forward(trainer, model, inputs, scored)
+    try:
+        with torch.no_grad():
+            loss, outputs = _forward(trainer, model, inputs, scored)
+    except (IndexError, RuntimeError, ValueError) as error:
+        note_inputs(error, trainer.model, inputs)
+        raise
     if prediction_loss_only:
         return loss, None, None
     if isinstance(outputs, dict):

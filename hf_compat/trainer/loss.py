@@ -18,13 +18,14 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.run_precision import uses_cpu_amp
 from hf_compat.data.transfer import move_to_device
 from hf_compat.distributed import collectives
-from hf_compat.errors import DataError, LoaderError, LossError, ModelError, ModelOutputError, described
+from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
 from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
 from hf_compat.nested import MAPPINGS, SEQUENCES, rebuild
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
-from hf_compat.optim.losses import check_loss, divide_scalar, explain_frozen
+from hf_compat.optim.losses import check_loss, divide_scalar
 from hf_compat.overriding import call_as_defined, check_returned, is_ours
+from hf_compat.trainer.diagnosis import explain_backward, note_inputs
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -139,11 +140,17 @@ def forward_and_backward(
         schedule_free.train()
     inputs = trainer._prepare_inputs(inputs)
     with computing_loss(trainer):
-        loss: Tensor = call_as_defined(
-            trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
-        )
+        try:
+            loss: Tensor = call_as_defined(
+                trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
+            )
+        except (IndexError, RuntimeError, ValueError) as error:
+            note_inputs(error, trainer.model, inputs)
+            raise
+    source = f"`{type(trainer).__name__}.compute_loss`"
     if not isinstance(loss, Tensor):
-        check_loss(loss, f"`{type(trainer).__name__}.compute_loss`")
+        check_loss(loss, source)
+    returned = loss  # the quotient of one without gradients has other properties
     del inputs
     every = args.torch_empty_cache_steps
     if every is not None and trainer.state.global_step % every == 0:
@@ -158,7 +165,7 @@ def forward_and_backward(
     try:
         trainer.accelerator.backward(loss if divisor == 1 else divide_scalar(loss, divisor), **kwargs)
     except RuntimeError as error:
-        explain_frozen(trainer.model, error)
+        explain_backward(source, trainer.model, returned, error)
         raise
     # What the model itself returned may be memory that its next forward pass writes to, as with CUDA graphs.
     return loss.detach().clone() if is_scaled else loss.detach()
@@ -254,12 +261,12 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
             return outputs["loss"]
         returned = ", ".join(f"{name}=None" if value is None else name for name, value in outputs.items())
         given = ", ".join(inputs)
-        raise ModelError(
+        raise LossError(
             f"`model`: {type(trainer.model).__name__} did not return a loss, only: {returned}. Its inputs were: "
             f"{given}. Name the labels as its forward does, pass `compute_loss_func`, or override `compute_loss`."
         )
     if isinstance(outputs, Tensor) and outputs.numel() > max(trainer.args.n_gpu, 1):  # one of each replica
-        raise ModelError(
+        raise LossError(
             f"`model`: {type(trainer.model).__name__} returned a tensor of shape {tuple(outputs.shape)}, not a loss. "
             "Return a dict with `loss` or a tuple that starts with it, or override `compute_loss`."
         )

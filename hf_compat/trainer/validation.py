@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,16 @@ from hf_compat.engine.lightning_callbacks import callback_problems
 from hf_compat.engine.moving import devices_of
 from hf_compat.engine.precision import precision_problems
 from hf_compat.engine.strategies.traits import StrategyRequest
-from hf_compat.errors import ArgumentsError, DataCollatorError, DataError, MetricsError, ModelError, TrainerSetupError
+from hf_compat.errors import (
+    ArgumentsError,
+    ArgumentTypesError,
+    DataCollatorError,
+    DataError,
+    MetricsError,
+    ModelError,
+    TrainerSetupError,
+    UntrainableModelError,
+)
 from hf_compat.evaluation.stream import is_metric
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import is_peft_model
@@ -41,16 +50,20 @@ def validate(trainer: Trainer) -> None:
         MetricsError: If ``compute_metrics`` cannot.
     """
     setup, empty, collator = _setup_problems(trainer), _empty_data(trainer), _collator_problems(trainer)
-    metrics = _metrics_problems(trainer)
+    metrics, unknown = _metrics_problems(trainer), _schedule_problems(trainer)
     problems = [
         *_data_problems(trainer),
         *accelerator_config_problems(trainer.args, trainer.accelerator.data_parallel_size),
         *_optimization_problems(trainer),
+        *unknown,
     ]
-    if setup:
-        raise TrainerSetupError("\n  ".join([*setup, *problems, *collator, *metrics, *empty]))
+    named = _named_optimizer_problems(trainer)
+    if setup or named:
+        kind = TrainerSetupError.also(TypeError) if named else TrainerSetupError
+        raise kind("\n  ".join([*setup, *named, *problems, *collator, *metrics, *empty]))
     if problems:
-        raise ArgumentsError([*problems, *collator, *metrics, *empty])
+        has_wrong_types = unknown or collator or metrics
+        raise (ArgumentTypesError if has_wrong_types else ArgumentsError)([*problems, *collator, *metrics, *empty])
     if collator:
         raise DataCollatorError("\n  ".join([*collator, *metrics, *empty]))
     if metrics:
@@ -151,20 +164,25 @@ def _takes_result(compute_metrics: Callable[..., object]) -> bool:
     return "compute_result" in inspect.signature(compute_metrics).parameters
 
 
-def _optimization_problems(trainer: Trainer) -> list[str]:
-    """Return the problems of ``optim_args`` and ``lr_scheduler_kwargs``, unless overridden methods read them."""
-    args = trainer.args
-    problems: list[str] = []
+def _optimization_problems(trainer: Trainer) -> Sequence[str]:
+    """Return the problems of ``optim_args``, unless an overridden method reads them."""
     named = trainer.optimizer is None and trainer.optimizer_cls_and_kwargs is None
     own_both = is_ours(trainer.create_optimizer_and_scheduler)
     if named and own_both and is_ours(trainer.create_optimizer) and is_ours(trainer.get_optimizer_cls_and_kwargs):
         try:
-            parse_optim_args(args.optim_args)
+            parse_optim_args(trainer.args.optim_args)
         except ArgumentsError as error:
-            problems.extend(error.problems)
-    if trainer.lr_scheduler is None and own_both and is_ours(trainer.create_scheduler):
-        problems.extend(unknown_scheduler_kwargs(args.lr_scheduler_type, args.lr_scheduler_kwargs, trainer.semantics))
-    return problems
+            return error.problems
+    return ()
+
+
+def _schedule_problems(trainer: Trainer) -> list[str]:
+    """Return the keywords that the schedule does not take, unless an overridden method makes it."""
+    makes_own = is_ours(trainer.create_optimizer_and_scheduler) and is_ours(trainer.create_scheduler)
+    if trainer.lr_scheduler is not None or not makes_own:
+        return []
+    args = trainer.args
+    return unknown_scheduler_kwargs(args.lr_scheduler_type, args.lr_scheduler_kwargs, trainer.semantics)
 
 
 def _given_optimizer_problems(trainer: Trainer) -> list[str]:
@@ -176,14 +194,20 @@ def _given_optimizer_problems(trainer: Trainer) -> list[str]:
             "creates a new model, whose parameters are not in the optimizer. Override `create_optimizer`, or pass "
             "`optimizer_cls_and_kwargs`."
         )
-    named = trainer.optimizer_cls_and_kwargs
-    if named is not None and not (isinstance(named, tuple | list) and len(named) == 2 and callable(named[0])):
-        problems.append(f"`optimizer_cls_and_kwargs={named!r}`: pass a pair of a class and a dict of its arguments.")
     if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
         problems.append(
             "Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible: choose one."
         )
     return problems
+
+
+def _named_optimizer_problems(trainer: Trainer) -> list[str]:
+    """Return why ``optimizer_cls_and_kwargs`` cannot be used."""
+    named = trainer.optimizer_cls_and_kwargs
+    is_pair = isinstance(named, tuple | list) and len(named) == 2
+    if named is None or (is_pair and callable(named[0]) and isinstance(named[1], Mapping)):
+        return []
+    return [f"`optimizer_cls_and_kwargs={named!r}`: pass a pair of a class and a dict of its arguments."]
 
 
 def check_is_model(model: object, source: str) -> None:
@@ -194,20 +218,20 @@ def check_is_model(model: object, source: str) -> None:
         source: What it is, for the message.
 
     Raises:
-        ModelError: If so; it says what to pass.
+        UntrainableModelError: If so; it says what to pass.
     """
     if isinstance(model, nn.Module):
         return
     if isinstance(model, type):
         name = model.__name__
         loaded = f" or `{name}.from_pretrained(...)`" if hasattr(model, "from_pretrained") else ""
-        raise ModelError(f"{source}: {name} is a class. Pass an instance of it: `{name}(...)`{loaded}.")
+        raise UntrainableModelError(f"{source}: {name} is a class. Pass an instance of it: `{name}(...)`{loaded}.")
     if isinstance(model, str):
-        raise ModelError(
+        raise UntrainableModelError(
             f"{source}: {model!r} is a string. Load the model of that name first, for instance with "
             f"`AutoModelFor....from_pretrained({model!r})`, and pass it."
         )
-    raise ModelError(f"{source}: an object of type {type(model).__name__}. Pass a `torch.nn.Module`.")
+    raise UntrainableModelError(f"{source}: an object of type {type(model).__name__}. Pass a `torch.nn.Module`.")
 
 
 def check_loaded_model(model: nn.Module, *, is_alone: bool) -> None:

@@ -164,11 +164,17 @@ def _counts(args: TrainingArguments, semantics: Semantics) -> Problems:
         if value is not None and (not isinstance(value, Integral) or value < least):
             bound = f", {least} or more" if math.isfinite(least) else ""
             text = f"`{name}` must be an integer{bound}."
-            yield Problem(name, value, text, wrong_type=not isinstance(value, Integral))
+            yield Problem(name, value, text, wrong_type=not isinstance(value, Integral), also=_of_number(value))
     steps = args.eval_accumulation_steps
     if steps is not None and (not isinstance(steps, Integral) or int(steps) == 0):  # of -2 every second batch, as of 2
         text = "must be an integer other than 0, or None."
-        yield Problem("eval_accumulation_steps", steps, text, wrong_type=not isinstance(steps, Integral))
+        kind = not isinstance(steps, Integral)
+        yield Problem("eval_accumulation_steps", steps, text, wrong_type=kind, also=_of_number(steps))
+
+
+def _of_number(count: object) -> tuple[type[Exception], ...]:
+    """Return what transformers raises where it divides by ``count``."""
+    return (ZeroDivisionError,) if count == 0 else ()
 
 
 def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -178,7 +184,8 @@ def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
         if value not in allowed:
             question = nearest_value(value, allowed)
             choose = "Choose" if question else "choose"
-            yield Problem(name, value, f"{question}{choose} one of {', '.join(map(repr, allowed))}.")
+            also = (KeyError, TypeError) if name.startswith("log_level") else ()
+            yield Problem(name, value, f"{question}{choose} one of {', '.join(map(repr, allowed))}.", also=also)
     if "tpu_metrics_debug" in args.debug:
         yield Problem("debug", "tpu_metrics_debug", "TPUs are not supported; remove it.", unsupported=True)
 
@@ -194,7 +201,7 @@ def _length(args: TrainingArguments, semantics: Semantics) -> Problems:
     if not -_LONGEST <= args.ddp_timeout <= _LONGEST:
         yield Problem("ddp_timeout", args.ddp_timeout, "must be a number of seconds.")
     if args.warmup_steps == math.inf:
-        yield Problem("warmup_steps", args.warmup_steps, "must be finite.")
+        yield Problem("warmup_steps", args.warmup_steps, "must be finite.", also=(OverflowError,))
     ratio = args.warmup_ratio
     if ratio is not None and not 0 <= ratio <= 1:
         yield Problem("warmup_ratio", ratio, "warmup_ratio must lie in range [0,1], a fraction of all update steps.")
@@ -291,7 +298,7 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
     unknown = sorted(set(accumulation) - _ACCUMULATION_KEYS)
     if unknown:
         text = f"unknown keys {unknown} in gradient_accumulation_kwargs; use {sorted(_ACCUMULATION_KEYS)}."
-        yield Problem("accelerator_config", config, text)
+        yield Problem("accelerator_config", config, text, wrong_type=True)
 
 
 def _configured_precision(args: TrainingArguments, semantics: Semantics) -> Problems:

@@ -24,6 +24,8 @@ class Problem:
     """Whether the value is valid but not supported."""
     wrong_type: bool = False
     """Whether the value is of a type that cannot be used."""
+    also: tuple[type[Exception], ...] = ()
+    """What transformers raises for it, if that is none of the classes of :mod:`hf_compat.errors`."""
     written: str | None = None
     """What the user wrote, if that is not the field."""
 
@@ -46,7 +48,9 @@ def raise_all(problems: Iterable[Problem]) -> None:
     """
     found = tuple(problems)
     if found:
-        raise _kind_of(found)([str(problem) for problem in found], fields=[problem.field for problem in found])
+        texts, fields = [str(problem) for problem in found], [problem.field for problem in found]
+        others = (kind for problem in found for kind in problem.also)
+        raise _kind_of(found).also(*others)(texts, fields=fields)
 
 
 def _kind_of(found: Sequence[Problem]) -> type[ArgumentsError]:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from numbers import Real
 from pathlib import Path
@@ -194,7 +194,13 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
         yield Problem("accelerator_config", given, " ".join(error.problems))
     except (OSError, TypeError, json.JSONDecodeError) as error:
         known = ", ".join(item.name for item in fields(AcceleratorConfig))
-        yield Problem("accelerator_config", given, f"{error}; pass a dict or a JSON file with the keys {known}.")
+        text = f"{error}; pass a dict or a JSON file with the keys {known}."
+        yield Problem("accelerator_config", given, text, wrong_type=isinstance(error, TypeError), also=(type(error),))
+    accumulation = args.accelerator_config.gradient_accumulation_kwargs
+    if not isinstance(accumulation, Mapping | None):
+        args.accelerator_config.gradient_accumulation_kwargs = None
+        shown = {"gradient_accumulation_kwargs": accumulation}
+        yield Problem("accelerator_config", shown, "must be a dict of keywords.", wrong_type=True)
     if args.accelerator_config.split_batches:
         logger.info(
             "Using `split_batches=True` in `accelerator_config`: `per_device_train_batch_size` is the size of a batch "

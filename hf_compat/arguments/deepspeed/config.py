@@ -60,7 +60,8 @@ def read_config(given: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, 
     try:
         config = json.loads(_text_of(given))
     except (OSError, RecursionError, TypeError, ValueError) as error:
-        raise ArgumentsError([f"`deepspeed={given!r}`: {_UNREADABLE} ({error})."], fields=["deepspeed"]) from error
+        problem = f"`deepspeed={given!r}`: {_UNREADABLE} ({error})."
+        raise ArgumentsError.also(type(error))([problem], fields=["deepspeed"]) from error
     if not isinstance(config, dict):
         raise ArgumentsError([f"`deepspeed={given!r}`: {_UNREADABLE}."], fields=["deepspeed"])
     return config

@@ -52,7 +52,8 @@ def deepspeed_problems(args: TrainingArguments, semantics: Semantics) -> Iterato
         config = read_config(given)
     except ArgumentsError as error:
         if not str(given).startswith("{"):  # else it was reported when the fields were resolved
-            yield Problem("deepspeed", given, error.problems[0].partition("`: ")[2])
+            text = error.problems[0].partition("`: ")[2]
+            yield Problem("deepspeed", given, text, wrong_type=isinstance(error, TypeError))
         return
     if "zero_optimization" not in config:
         yield Problem("deepspeed", given, "has no section `zero_optimization`; add it, with a `stage` from 0 to 3.")

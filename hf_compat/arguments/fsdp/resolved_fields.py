@@ -43,7 +43,9 @@ def resolve_fsdp(args: TrainingArguments, semantics: Semantics) -> Iterator[Prob
     try:
         config = _loaded(args.fsdp_config)
     except (OSError, TypeError, ValueError) as error:
-        yield Problem("fsdp_config", args.fsdp_config, f"{error}; pass a dict, JSON or the path of a JSON file.")
+        text = f"{error}; pass a dict, JSON or the path of a JSON file."
+        kinds = (AttributeError,) if isinstance(error, TypeError) else (type(error),)
+        yield Problem("fsdp_config", args.fsdp_config, text, also=kinds)
         return
     if has_old_fields:
         _apply_old_fields(args, config, is_switch)

@@ -9,7 +9,7 @@ import warnings
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.fields.redeclared import keep_apart
 from hf_compat.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.errors import ArgumentsError
+from hf_compat.errors import ArgumentTypesError
 
 __all__ = ["from_transformers"]
 
@@ -51,7 +51,7 @@ def from_transformers(args: object) -> TrainingArguments:
         return args  # `isinstance` alone is true of transformers' as well
     kind = _kind_of(args)
     if kind is None:
-        raise ArgumentsError([f"`args` is a {type(args).__name__}: pass a `TrainingArguments`."])
+        raise ArgumentTypesError([f"`args` is a {type(args).__name__}: pass a `TrainingArguments`."])
     known = {item.name for item in dataclasses.fields(kind) if item.init}
     given = {name: getattr(args, name) for name in known & _fields_of_transformers(args)}
     with warnings.catch_warnings():

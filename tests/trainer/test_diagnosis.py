@@ -1,0 +1,186 @@
+"""Errors that say little: what is known of their cause is added after they are raised; class and text stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import hf_compat
+from hf_compat.errors import LossError
+from tests.support.helpers import VOCABULARY, WIDTH, ListDataset, bert_classifier, gpt2, vector_rows
+from tests.support.trainers import QUIET
+
+
+def trainer_of(library: Any, folder: Any, model: nn.Module, rows: Any, **given: Any) -> Any:
+    """Return a Trainer of a library that trains on, and evaluates, ``rows``."""
+    args = library.TrainingArguments(str(folder), **QUIET, max_steps=1, save_strategy="no")
+    return library.Trainer(model, args, train_dataset=rows, eval_dataset=rows, **given)
+
+
+class Returns(nn.Module):
+    """A model whose loss is a function of its logits."""
+
+    def __init__(self, loss: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, 3))
+        self.loss = loss
+
+    def forward(self, features: torch.Tensor, labels: Any = None) -> dict[str, Any]:
+        return {"loss": self.loss(features @ self.weight)}
+
+
+def without_gradients(logits: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return (logits * 2).mean()
+
+
+def inferred(logits: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return (logits * 2).mean()
+
+
+LOSSES = {
+    "a vector": (
+        lambda logits: logits.mean(1),
+        r"returned a loss of shape \(8,\): .* Return its mean, `loss.mean\(\)`",
+    ),
+    "no_grad": (without_gradients, r"returned a loss without gradients, computed under `torch.no_grad\(\)`"),
+    "inference mode": (inferred, r"returned a loss without gradients, computed under `torch.inference_mode\(\)`"),
+    "detached": (
+        lambda logits: logits.mean().detach(),
+        r"returned a loss without gradients, .* cut off .*`detach\(\)`",
+    ),
+    "integers": (lambda logits: logits.mean().long(), "returned a loss without gradients, of torch.int64"),
+}
+
+
+@pytest.mark.parametrize(("loss", "message"), LOSSES.values(), ids=LOSSES)
+def test_losses_that_cannot_be_trained_on(loss, message, tmp_path):
+    """The error says whose loss, what it is and what to return; it is of torch's class, and has torch's words."""
+    rows = ListDataset(vector_rows(8))
+    with pytest.raises(RuntimeError) as theirs:
+        trainer_of(transformers, tmp_path, Returns(loss), rows).train()
+    with pytest.raises(LossError, match=f"^`Trainer.compute_loss` {message}") as caught:
+        trainer_of(hf_compat, tmp_path, Returns(loss), rows).train()
+    assert isinstance(caught.value, RuntimeError)
+    assert str(theirs.value) in str(caught.value)
+
+
+def test_gradients_that_are_switched_off(tmp_path):
+    """A script that has switched them off for the whole process is told so."""
+    trainer = trainer_of(hf_compat, tmp_path, Returns(lambda logits: logits.mean()), ListDataset(vector_rows(8)))
+
+    class SwitchesOff(hf_compat.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            torch.set_grad_enabled(False)
+
+    trainer.add_callback(SwitchesOff())
+    try:
+        with pytest.raises(LossError, match=r"`torch.set_grad_enabled\(False\)` is in effect. Set it to True"):
+            trainer.train()
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def tokens(*ids: int, labels: Any = 0) -> list[dict[str, Any]]:
+    return [{"input_ids": list(ids), "labels": labels}] * 8
+
+
+NOTES = {
+    "ids": (bert_classifier, tokens(5, VOCABULARY + 7), f"8 of 16 ids are not in .* of {VOCABULARY}, such as 55"),
+    "positions": (
+        gpt2,
+        tokens(*[5] * 200, labels=[5] * 200),
+        "sequences of 200 tokens, but the model has .* positions",
+    ),
+    "classes": (
+        bert_classifier,
+        tokens(5, labels=4),
+        "from 4 to 4, but the model has 3 .* Load it with `num_labels=5`",
+    ),
+    "floats": (bert_classifier, tokens(5, labels=0.5), "of torch.float32 and shape .* `problem_type='regression'`"),
+}
+
+
+@pytest.mark.parametrize(("model", "rows", "note"), NOTES.values(), ids=NOTES)
+@pytest.mark.parametrize("call", ["train", "evaluate"])
+def test_inputs_that_the_model_cannot_take(model, rows, note, call, tmp_path):
+    """Class and text are those of the model's error, as in transformers; a note says what is wrong with the inputs."""
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 - any, which is compared
+        getattr(trainer_of(transformers, tmp_path, model(), rows), call)()
+    with pytest.raises(type(theirs.value), match=note) as caught:
+        getattr(trainer_of(hf_compat, tmp_path, model(), rows), call)()
+    assert str(caught.value) == str(theirs.value)
+    assert len(caught.value.__notes__) == 1
+
+
+def test_an_error_of_the_users_own(tmp_path):
+    """It gets no note if the inputs are as they should be."""
+
+    class Raises(hf_compat.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            raise ValueError("mine")
+
+    args = hf_compat.TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    with pytest.raises(ValueError, match=r"^mine$") as caught:
+        Raises(bert_classifier(), args, train_dataset=tokens(5)).train()
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_samples_of_different_lengths(tmp_path):
+    """The default collator cannot stack them; the note names the column and what pads."""
+    rows = [{"input_ids": [5] * (1 + number % 3), "labels": 0} for number in range(8)]
+    for library in (transformers, hf_compat):
+        with pytest.raises(ValueError, match="expected sequence of length") as caught:
+            trainer_of(library, tmp_path, bert_classifier(), rows).train()
+    (note,) = caught.value.__notes__
+    assert note.startswith(
+        "`input_ids`: samples of 1 to 3 values in one batch. Pass the tokenizer as `processing_class`"
+    )
+
+
+def test_a_callback_without_keywords(tmp_path):
+    """The note has its class and event, and what it takes; an error inside of a callback has none."""
+
+    def callbacks(library: Any) -> Any:
+        class Needs(library.TrainerCallback):
+            def on_step_end(self, args, state, control):
+                """Take too little."""
+
+        class Raises(library.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                raise TypeError("mine")
+
+        return Needs(), Raises()
+
+    rows = ListDataset(vector_rows(8))
+    for which, note in enumerate([r"define `Needs.on_step_end\(self, args, state, control, \*\*kwargs\)`", r"^mine$"]):
+        for library in (transformers, hf_compat):
+            model = Returns(lambda logits: logits.mean())
+            trainer = trainer_of(library, tmp_path, model, rows, callbacks=[callbacks(library)[which]])
+            with pytest.raises(TypeError, match=note if library is hf_compat else "on_step_end|mine"):
+                trainer.train()
+
+
+@pytest.mark.parametrize("fields", [{}, {"batch_eval_metrics": True}], ids=["whole", "batchwise"])
+def test_a_name_that_predictions_do_not_have(fields, tmp_path):
+    """The note has the names that there are; another object's missing name is the user's own."""
+
+    def read(prediction: Any, compute_result: bool = True) -> dict[str, float]:
+        return {"mean": prediction.logits.mean()}
+
+    def other(prediction: Any, compute_result: bool = True) -> dict[str, float]:
+        return {"mean": prediction.predictions.nothing}
+
+    args = hf_compat.TrainingArguments(str(tmp_path), **QUIET, **fields)
+    rows = tokens(5)
+    for compute, note in ((read, "has the model's outputs as `predictions`"), (other, "has no attribute 'nothing'$")):
+        trainer = hf_compat.Trainer(bert_classifier(), args, eval_dataset=rows, compute_metrics=compute)
+        with pytest.raises(AttributeError, match=note) as caught:
+            trainer.evaluate()
+        assert caught.traceback[-1].name == compute.__name__
