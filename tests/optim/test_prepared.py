@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
@@ -110,6 +111,15 @@ def test_nothing_waits_for_the_collector():
         optimizer.step()
     finally:
         gc.enable()
+
+
+def test_lightning_wraps_it_as_any_optimizer():
+    """Its own wrapper, of a class that derives from the one it is given, is none of these."""
+    wrapper = prepare_optimizer(used()[0], CPU)
+    lightnings = LightningOptimizer(wrapper)
+    assert lightnings.optimizer is wrapper
+    assert unwrap_optimizer(lightnings) is lightnings
+    assert isinstance(lightnings, Halving)
 
 
 def test_a_wrapper_of_the_script_keeps_what_it_shows():
