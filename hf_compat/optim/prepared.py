@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hf_compat.nested import map_nested
 
-__all__ = ["prepare_optimizer", "unwrap_optimizer"]
+__all__ = ["load_on_device", "prepare_optimizer", "unwrap_optimizer"]
 
 _WRAPPED: WeakKeyDictionary[Any, Optimizer] = WeakKeyDictionary()
 """What is in each wrapper: outside of its attributes, which are the optimizer's."""
@@ -32,16 +32,20 @@ def prepare_optimizer(optimizer: Any, device: torch.device) -> Any:
         device: The device of the run.
 
     References:
-        As accelerate ``optimizer.py`` ``AcceleratedOptimizer``, which has the optimizer load its state from the device,
-        so that torch casts what is not of its parameter's dtype, and groups become new dicts.
+        As accelerate ``optimizer.py`` ``AcceleratedOptimizer``.
     """
     if not isinstance(optimizer, Optimizer) or _is_wrapper(optimizer):
         return optimizer
-    state: Any = map_nested(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, optimizer.state_dict())
-    optimizer.load_state_dict(state)
+    load_on_device(optimizer, device)
     if not (hasattr(optimizer.step, "__func__") or hasattr(optimizer.step, "_wrapped_by_lr_sched")):
         _show_as_method(optimizer, optimizer.step)
     return optimizer if hasattr(optimizer, "optimizer") else _wrap(optimizer)
+
+
+def load_on_device(optimizer: Optimizer, device: torch.device) -> None:
+    """Have ``optimizer`` load its own state from ``device``: torch casts it, and parameter groups become new dicts."""
+    state: Any = map_nested(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, optimizer.state_dict())
+    optimizer.load_state_dict(state)
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:

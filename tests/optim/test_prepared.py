@@ -162,6 +162,26 @@ def test_moments_are_cast_to_the_dtype_of_their_parameter():
     assert wrapper.state[weight]["momentum_buffer"].dtype is torch.float32
 
 
+@pytest.mark.parametrize("placed", [True, False])
+def test_a_second_optimizer_is_placed_too(placed, tmp_path):
+    """``accelerator.prepare`` has it load its state, unless it is asked not to."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    optimizer, weight = used(momentum=0.9)
+    optimizer.state[weight]["momentum_buffer"] = torch.ones(2, dtype=torch.float64)
+    accelerator = Trainer(PlainModel(), args).accelerator
+    prepared = accelerator.prepare(optimizer, device_placement=[placed])
+    assert prepared.optimizer is optimizer
+    assert accelerator.prepare(prepared) is prepared
+    assert prepared.state[weight]["momentum_buffer"].dtype is (torch.float32 if placed else torch.float64)
+
+
+def test_the_runs_own_optimizer_gets_no_second_wrapper(tmp_path):
+    """Prepared once more, it is in one wrapper too."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    wrapper = prepare_optimizer(used()[0], CPU)
+    assert Trainer(PlainModel(), args).accelerator.prepare(wrapper).optimizer is wrapper.optimizer
+
+
 def test_an_optimizer_outlives_its_trainer(tmp_path):
     """Handed over, it can be stepped and handed over again once the Trainer is gone."""
     model = PlainModel()
