@@ -37,7 +37,7 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import NotSupportedError
 from hf_compat.memory import free_memory
 from hf_compat.nested import Nested
-from hf_compat.optim.prepared import unwrap_optimizer
+from hf_compat.optim.prepared import load_on_device, unwrap_optimizer
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -449,10 +449,18 @@ class Accelerator(ProcessState):
         return rest
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> PreparedOptimizer:
-        """Return ``optimizer`` so that it updates only where an update step ends."""
+        """Return ``optimizer`` so that it updates only where an update step ends.
+
+        Args:
+            optimizer: An optimizer beside the run's own.
+            device_placement: Whether it loads its state from the run's device. Default: yes.
+        """
         if isinstance(optimizer, PreparedOptimizer):
             return optimizer
-        prepared = PreparedOptimizer(optimizer, self)
+        inner: Optimizer = unwrap_optimizer(optimizer)
+        if inner is optimizer and device_placement is not False:
+            load_on_device(inner, self.device)
+        prepared = PreparedOptimizer(inner, self)
         self._optimizers.append(prepared)
         return prepared
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,7 +13,11 @@ from torch.optim import Optimizer
 
 from hf_compat.nested import map_nested
 
-__all__ = ["prepare_optimizer", "unwrap_optimizer"]
+__all__ = ["load_on_device", "prepare_optimizer", "unwrap_optimizer"]
+
+_WRAPPED: WeakKeyDictionary[Any, Optimizer] = WeakKeyDictionary()
+"""What is in each wrapper: outside of its attributes, which are the optimizer's."""
+_INNER = property(lambda wrapper: _WRAPPED[wrapper], doc="The optimizer itself.")
 
 
 def prepare_optimizer(optimizer: Any, device: torch.device) -> Any:
@@ -27,16 +32,20 @@ def prepare_optimizer(optimizer: Any, device: torch.device) -> Any:
         device: The device of the run.
 
     References:
-        As accelerate ``optimizer.py`` ``AcceleratedOptimizer``, which has the optimizer load its state from the device,
-        so that torch casts what is not of its parameter's dtype, and groups become new dicts.
+        As accelerate ``optimizer.py`` ``AcceleratedOptimizer``.
     """
     if not isinstance(optimizer, Optimizer) or _is_wrapper(optimizer):
         return optimizer
-    state: Any = map_nested(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, optimizer.state_dict())
-    optimizer.load_state_dict(state)
+    load_on_device(optimizer, device)
     if not (hasattr(optimizer.step, "__func__") or hasattr(optimizer.step, "_wrapped_by_lr_sched")):
         _show_as_method(optimizer, optimizer.step)
     return optimizer if hasattr(optimizer, "optimizer") else _wrap(optimizer)
+
+
+def load_on_device(optimizer: Optimizer, device: torch.device) -> None:
+    """Have ``optimizer`` load its own state from ``device``: torch casts it, and parameter groups become new dicts."""
+    state: Any = map_nested(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, optimizer.state_dict())
+    optimizer.load_state_dict(state)
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:
@@ -45,7 +54,8 @@ def unwrap_optimizer(optimizer: Any) -> Any:
 
 
 def _is_wrapper(optimizer: object) -> bool:
-    return hasattr(type(optimizer), "_wraps_for_hf_compat")
+    """Return whether the class of ``optimizer``, not one that it derives from, is a wrapper's."""
+    return vars(type(optimizer)).get("optimizer") is _INNER
 
 
 def _show_as_method(optimizer: Any, patched: Callable[[Any], Any]) -> None:
@@ -68,11 +78,10 @@ def _wrap(optimizer: Optimizer) -> Any:
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
-        "__slots__": ("_wraps_for_hf_compat",),  # outside of the attributes that are shared
         "__reduce_ex__": lambda wrapper, protocol: (_wrap, (wrapper.optimizer,)),
-        "optimizer": property(lambda wrapper: wrapper._wraps_for_hf_compat, doc="The optimizer itself."),
+        "optimizer": _INNER,
     }
     wrapper: Any = object.__new__(type(kind.__name__, (kind,), members))
-    wrapper._wraps_for_hf_compat = optimizer
+    _WRAPPED[wrapper] = optimizer
     object.__setattr__(wrapper, "__dict__", vars(optimizer))
     return wrapper

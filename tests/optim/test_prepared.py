@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
@@ -112,6 +113,15 @@ def test_nothing_waits_for_the_collector():
         gc.enable()
 
 
+def test_lightning_wraps_it_as_any_optimizer():
+    """Its own wrapper, of a class that derives from the one it is given, is none of these."""
+    wrapper = prepare_optimizer(used()[0], CPU)
+    lightnings = LightningOptimizer(wrapper)
+    assert lightnings.optimizer is wrapper
+    assert unwrap_optimizer(lightnings) is lightnings
+    assert isinstance(lightnings, Halving)
+
+
 def test_a_wrapper_of_the_script_keeps_what_it_shows():
     """An optimizer that has an attribute of that name is no one's to wrap; what is no optimizer is not either."""
 
@@ -150,6 +160,26 @@ def test_moments_are_cast_to_the_dtype_of_their_parameter():
     optimizer.state[weight]["momentum_buffer"] = torch.ones(2, dtype=torch.float64) / 3
     wrapper = prepare_optimizer(optimizer, CPU)
     assert wrapper.state[weight]["momentum_buffer"].dtype is torch.float32
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_a_second_optimizer_is_placed_too(placed, tmp_path):
+    """``accelerator.prepare`` has it load its state, unless it is asked not to."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    optimizer, weight = used(momentum=0.9)
+    optimizer.state[weight]["momentum_buffer"] = torch.ones(2, dtype=torch.float64)
+    accelerator = Trainer(PlainModel(), args).accelerator
+    prepared = accelerator.prepare(optimizer, device_placement=[placed])
+    assert prepared.optimizer is optimizer
+    assert accelerator.prepare(prepared) is prepared
+    assert prepared.state[weight]["momentum_buffer"].dtype is (torch.float32 if placed else torch.float64)
+
+
+def test_the_runs_own_optimizer_gets_no_second_wrapper(tmp_path):
+    """Prepared once more, it is in one wrapper too."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    wrapper = prepare_optimizer(used()[0], CPU)
+    assert Trainer(PlainModel(), args).accelerator.prepare(wrapper).optimizer is wrapper.optimizer
 
 
 def test_an_optimizer_outlives_its_trainer(tmp_path):
