@@ -19,7 +19,7 @@ from hf_compat.checkpoint.checksums import Checksums
 from hf_compat.checkpoint.completeness import differences, read_marker, write_marker
 from hf_compat.checkpoint.early_flush import begin_writing, drop_cached
 from hf_compat.checkpoint.hidden_folders import HiddenFolder, hidden_folders, hidden_sibling
-from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME
+from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.write_failures import as_write_error, close_files, is_write_failure
 from hf_compat.errors import CheckpointError
 
@@ -37,6 +37,7 @@ __all__ = [
     "publish",
     "rename_for_deletion",
     "staging",
+    "target_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,11 @@ def staging(
     with _hidden_folder_of(target, advice) as staged:
         yield staged
         publish(staged, target, step=step, run_id=run_id, checksums=checksums or Checksums())
+
+
+def target_of(folder: Path) -> Path:
+    """Return where ``folder`` is written: where it leads to if it is a link to a folder, so that the link stays."""
+    return folder.resolve() if folder.is_symlink() and folder.is_dir() else folder
 
 
 @contextmanager
@@ -334,14 +340,18 @@ def _move_other_files(former: Path, final: Path) -> None:
 def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
     """Clean up the hidden folders that ended processes of this host left in ``folder``; return those folders.
 
-    A checkpoint that was complete but not renamed yet is renamed; everything else is deleted.
+    That is also where links in it lead to. A checkpoint that was complete but not renamed yet is renamed; everything
+    else is deleted.
     """
     parent = Path(folder)
     if not parent.is_dir():
         return []
     handled = []
+    links = [path for path in parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_symlink()]
+    places = {parent, *(target_of(link).parent for link in links)}
+    found = [hidden for place in places for hidden in hidden_folders(place)]
     # By kind: of a new (partial) and a former checkpoint under one name, the new one is kept.
-    for hidden in sorted(hidden_folders(parent), key=lambda item: (item.kind, item.path)):
+    for hidden in sorted(found, key=lambda item: (item.kind, item.path)):
         if not hidden.is_orphan:
             continue
         _recover_or_delete(hidden)

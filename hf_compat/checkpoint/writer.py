@@ -100,7 +100,7 @@ class CheckpointWriter:
         not deferrable are written synchronously. The folder appears when every rank has written and flushed all parts.
 
         Args:
-            folder: The folder; an existing one is replaced.
+            folder: The folder; an existing one is replaced, or the one that a link leads to.
             parts: The parts, in the order in which they are written.
             step: The update step.
             launch: Rank and world size.
@@ -127,7 +127,7 @@ class CheckpointWriter:
             with ExitStack() as stack:
                 staged = multi_process.begin(
                     stack,
-                    folder,
+                    publish.target_of(folder),
                     step=step,
                     run_id=self._run_id,
                     launch=launch,
@@ -206,7 +206,7 @@ class CheckpointWriter:
             CheckpointWriteError: If it cannot be written; earlier checkpoints are untouched.
         """
         checksums = Checksums()
-        staging = publish.staging(folder, step=step, run_id=self._run_id, checksums=checksums)
+        staging = publish.staging(publish.target_of(folder), step=step, run_id=self._run_id, checksums=checksums)
         with staging as staged, flushing_early(staged, checksums):
             self._write_parts(parts, staged, None)
 

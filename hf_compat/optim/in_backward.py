@@ -34,9 +34,9 @@ UPDATED_IN_BACKWARD = frozenset({"lomo", "adalomo"})
 
 def lomo(request: OptimizerRequest, *, attribute: str) -> ClassAndKwargs:
     """Return LOMO or AdaLomo, built from the model instead of parameters."""
+    optimizer = request.load("lomo_optim", attribute, extra="lomo")
     if request.model is None:
         raise ArgumentsError([f"`optim={request.name!r}`: You need to pass a `model`, from which it is built."])
-    optimizer = request.load("lomo_optim", attribute, extra="lomo")
     if attribute == "AdaLomo" and not torch.cuda.is_available():
         raise UnsupportedArgumentsError(
             [f"`optim={request.name!r}`: lomo-optim supports it on CUDA GPUs only; use optim='lomo'."]

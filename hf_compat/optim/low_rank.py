@@ -40,8 +40,8 @@ def galore(request: OptimizerRequest, *, attribute: str, layerwise: bool = False
 
     A layerwise GaLoreAdafactor is supported; in transformers it fails.
     """
+    optimizer = request.load("galore_torch", attribute, extra="galore")  # upstream's first error is that it is missing
     _check(request, layerwise=layerwise)
-    optimizer = request.load("galore_torch", attribute, extra="galore")
     if attribute.endswith("8bit") and not torch.cuda.is_available():
         raise UnsupportedArgumentsError(
             [f"`optim={request.name!r}`: galore-torch supports it on CUDA GPUs only; use optim='galore_adamw'."]
@@ -52,8 +52,8 @@ def galore(request: OptimizerRequest, *, attribute: str, layerwise: bool = False
 
 def apollo(request: OptimizerRequest, *, layerwise: bool = False) -> ClassAndKwargs:
     """Return an APOLLO optimizer that projects the layers in ``optim_target_modules``."""
-    _check(request, layerwise=layerwise)
     optimizer = request.load("apollo_torch", "APOLLOAdamW", extra="apollo")
+    _check(request, layerwise=layerwise)
     return _build(request, optimizer, _options(request, _APOLLO) | request.adam, {}, layerwise=layerwise)
 
 

@@ -76,6 +76,7 @@ class CheckpointSaving:
                 call_as_defined(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
             self._handle_write_error(error)
+            self._trainer.control.should_save = False  # as after a save: it is not tried again at the epoch's end
             return
         self._writer.last_step = self._trainer.state.global_step  # an override may have saved by itself
         fire(self._trainer, "on_save")

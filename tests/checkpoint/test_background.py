@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shutil
@@ -186,6 +187,19 @@ def test_errors_are_survived_if_asked(tmp_path, caplog):
         trainer.train()
     assert "the disk failed" in caplog.text
     assert [item.step for item in list_checkpoints(tmp_path)] == [4, 6]
+
+
+def test_a_save_that_fails_is_tried_once(tmp_path):
+    """With `on_save_error="warn"` also the save of the last update step, with which an epoch ends."""
+    tried = []
+
+    class Fails(Trainer):
+        def _save(self, output_dir=None, state_dict=None):
+            tried.append(self.state.global_step)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    run(tmp_path, Fails, on_save_error="warn", save_steps=2).train()
+    assert tried == [2, 4, 6]
 
 
 class WritesItself(Trainer):

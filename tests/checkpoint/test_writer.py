@@ -3,6 +3,7 @@
 import errno
 import logging
 import pickle
+import subprocess
 import threading
 import warnings
 
@@ -13,6 +14,7 @@ from hf_compat import HFCompatWarning
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import read_marker
+from hf_compat.checkpoint.hidden_folders import _host
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.distributed.launch import Launch
@@ -233,3 +235,39 @@ def test_a_warning_is_logged_once(caplog):
     for message in ("100%", "100%"):
         warn_once.in_log(logging.getLogger("hf_compat.run"), message)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", "100%")]
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["a run", "a search"])
+@pytest.mark.parametrize("to", ["folder", "nowhere"])
+def test_a_link_to_a_folder(to, alone, tmp_path):
+    """The folder that it leads to is written anew, its other files stay, and so does the link."""
+    (tmp_path / "elsewhere" / "folder").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "folder" / "theirs.txt").write_text("theirs")
+    (tmp_path / "checkpoint-1").symlink_to(f"elsewhere/{to}")
+    writer = CheckpointWriter()
+    for text in ("first", "second"):
+        parts = [Part(lambda folder, text=text: (folder / "ours.txt").write_text(text))]
+        if alone:
+            writer.write_alone(tmp_path / "checkpoint-1", parts, step=1)
+        else:
+            writer.write(
+                tmp_path / "checkpoint-1", parts, step=1, launch=ONE, writes_files=True, background=text == "second"
+            )
+            writer.wait()
+    assert (tmp_path / "checkpoint-1").is_symlink() == (to == "folder")
+    assert (tmp_path / "checkpoint-1" / "ours.txt").read_text() == "second"
+    theirs = {path.name for path in (tmp_path / "elsewhere" / "folder").iterdir()}
+    assert theirs == {"theirs.txt", *(["lightning.json", "ours.txt"] if to == "folder" else [])}
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["folder"]
+
+
+def test_what_a_killed_process_left_where_a_link_leads_to(tmp_path):
+    """It is cleaned up with the folder of the link."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = tmp_path / "elsewhere" / f".folder.partial-{_host()}-{ended.pid}-0123abcd"
+    for folder in (left, tmp_path / "elsewhere" / "folder", tmp_path / "out"):
+        folder.mkdir(parents=True)
+    (tmp_path / "out" / "checkpoint-1").symlink_to(tmp_path / "elsewhere" / "folder")
+    assert publish.clean_orphans(tmp_path / "out") == [left]
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["folder"]

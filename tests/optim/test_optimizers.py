@@ -190,6 +190,14 @@ def test_missing_packages(name):
             optimizer_class_and_kwargs(settings, torch.nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("name", OF_MODULES)
+@pytest.mark.usefixtures("no_packages")
+def test_a_missing_package_comes_first(name):
+    """Where no modules and no model are given either, the error is that of the package, as upstream's."""
+    with pytest.raises(MissingPackageError):
+        optimizer_class_and_kwargs(Settings(name))
+
+
 @pytest.mark.usefixtures("no_packages")
 def test_a_missing_package_is_named_as_it_is_installed(monkeypatch):
     """The name is that of the package, not of a module in it; that of the module if only this is missing."""
