@@ -247,9 +247,11 @@ class Accelerator(ProcessState):
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
-        own = self._optimizers and any(optimizer.step_was_skipped for optimizer in self._prepared_optimizers)
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, PreparedOptimizer) and optimizer.step_was_skipped:
+                return True
         backend = self._backend
-        return bool(own) or getattr(backend.precision, "step_was_skipped", False) or backend.strategy.step_was_skipped
+        return getattr(backend.precision, "step_was_skipped", False) or backend.strategy.step_was_skipped
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -311,7 +313,7 @@ class Accelerator(ProcessState):
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which gradients are not synchronised, unless ``sync_each_batch`` is set."""
-        strategy = self.strategy
+        strategy = self._backend.strategy
         return strategy.accumulating(model, ends_update=strategy.ends_update, syncs=False)
 
     @staticmethod

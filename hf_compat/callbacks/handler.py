@@ -192,9 +192,10 @@ class CallbackHandler(TrainerCallback):
                 function = method.__func__
             except AttributeError:
                 function = method
-            known = methods.get(type(callback))
+            kind = type(callback)
+            known = methods[kind] if kind in methods else None  # noqa: SIM401 - at each event, which this halves
             if known is None or known.function is not function:
-                known = methods[type(callback)] = _inspect_method(function)
+                known = methods[kind] = _inspect_method(function)
             if known.does_nothing:
                 continue
             former = {"tokenizer": self.processing_class} if known.wants_tokenizer else {}

@@ -155,10 +155,10 @@ class RunHooks(LastCallback):
         fire(self.trainer, "on_epoch_end")
         if self.timing is not None:
             self.timing.request_after_epoch(pl_trainer.current_epoch)
-        self.call_log_evaluate_save(pl_trainer)
+        self.call_log_evaluate_save(self.trainer, pl_trainer)
         if self.preemption is not None:
             self.preemption.exit_if_signalled(pl_trainer)
-        self.agree_on_stopping(pl_trainer)
+        self.agree_on_stopping(self.trainer, pl_trainer)
 
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
@@ -195,9 +195,8 @@ class RunHooks(LastCallback):
 
     # ---- after an update step or an epoch ----
 
-    def call_log_evaluate_save(self, pl_trainer: pl.Trainer) -> None:
+    def call_log_evaluate_save(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, whose default is :meth:`log_evaluate_save`."""
-        trainer = self.trainer
         self.saving.begin_step()
         method, control = trainer._maybe_log_save_evaluate, trainer.control
         if is_ours(method) and not (control.should_log or control.should_evaluate or control.should_save):
@@ -236,9 +235,9 @@ class RunHooks(LastCallback):
         if trainer.control.should_save:
             self.saving.save(model, trial, metrics)
 
-    def agree_on_stopping(self, pl_trainer: pl.Trainer) -> None:
+    def agree_on_stopping(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
         """Keep ``control.should_training_stop`` and Lightning's ``should_stop`` equal."""
-        control = self.trainer.control
+        control = trainer.control
         if pl_trainer.should_stop:  # set by a Lightning callback, such as EarlyStopping
             control.should_training_stop = True
         pl_trainer.should_stop = control.should_training_stop

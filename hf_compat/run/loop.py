@@ -24,6 +24,7 @@ from hf_compat.run.run_warnings import warn_of_changed_accumulation
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
+    from hf_compat.run.hooks import RunHooks
     from hf_compat.run.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
 
@@ -50,6 +51,8 @@ class UpdateLoop(TrainingLoop):
 
     windows: WindowLoader
     _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _fit: tuple[TrainingRun, RunHooks, Trainer]
+    """What every batch reads, kept from the begin of the first epoch to the end of the fit."""
 
     def __init__(self, pl_trainer: pl.Trainer, run: TrainingRun) -> None:
         super().__init__(pl_trainer, HFModule)
@@ -57,8 +60,7 @@ class UpdateLoop(TrainingLoop):
 
     def advance(self, window: Window) -> None:  # type: ignore[override]  # Lightning's is given what fetches it
         """Make one update step; none if the data set has ended within the window."""
-        run, lightning, done = self._run, self.hooks, self.optimizer_steps
-        hooks, trainer = run.hooks, run.trainer
+        (_, hooks, trainer), lightning, done = self._fit, self.hooks, self.optimizer_steps
         window, index = self.begin_batch(window)
 
         lightning.begin("on_train_batch_start", window, index)  # the user's Lightning callbacks
@@ -83,17 +85,16 @@ class UpdateLoop(TrainingLoop):
             fire(trainer, "on_step_end")
             if hooks.timing is not None:
                 hooks.timing.request_after_update(window)
-            hooks.call_log_evaluate_save(self.trainer)
+            hooks.call_log_evaluate_save(trainer, self.trainer)
             if hooks.preemption is not None and not self.batch_progress.is_last_batch:  # then the epoch ends first
                 hooks.preemption.exit_if_signalled(self.trainer)
-        hooks.agree_on_stopping(self.trainer)
+        hooks.agree_on_stopping(trainer, self.trainer)
         lightning.end("on_train_batch_end", outputs, window, index)
         self.end_batch()
 
     def train(self, window: Window) -> dict[str, Tensor]:
         """Run forward and backward pass of each batch, then step the optimizer; return the summed loss, ``()``."""
-        run, strategy = self._run, self.trainer.strategy
-        hooks, trainer, losses = run.hooks, run.trainer, []
+        (_, hooks, trainer), strategy, losses = self._fit, self.trainer.strategy, []
         for number, batch in enumerate(window.batches, start=1):
             is_last = number == len(window.batches)
             ends_update = is_last and window.is_complete
@@ -123,19 +124,27 @@ class UpdateLoop(TrainingLoop):
                     hooks.preemption.end_step()
             else:
                 fire(trainer, "on_substep_end")
-            if self.should_stop(trainer):
+            control = trainer.control
+            if control.should_epoch_stop or (control.should_training_stop and may_stop(self.trainer)):
                 break
         return {"loss": losses[0] if len(losses) == 1 else torch.stack(losses).sum()}
+
+    def teardown(self) -> None:
+        """Let go of the run."""
+        super().teardown()
+        self.__dict__.pop("_fit", None)
 
     # ---- where windows come from ----
 
     def batches(self) -> Iterator[Window]:
         """Return the windows of the epoch that begins."""
+        self._fit = self._run, self._run.hooks, self._run.trainer
         return iter(self.windows)
 
     def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the next ``count`` of ``batches``, or fewer, and their number of items."""
-        run, trainer, preemption = self._run, self._run.trainer, self._run.hooks.preemption
+        run, hooks, trainer = self._fit
+        preemption = hooks.preemption
         warn_of_changed_accumulation(trainer, trainer.warn_once)
         try:
             if preemption is not None and preemption.reads_together:
@@ -145,22 +154,23 @@ class UpdateLoop(TrainingLoop):
             run.exit_if_preempted()
             raise
 
-    def should_stop(self, trainer: Trainer | None = None) -> bool:
+    def should_stop(self) -> bool:
         """Return whether a callback has requested the end of the epoch or of training."""
-        control = (self._run.trainer if trainer is None else trainer).control
+        control = self._fit[2].control
         return control.should_epoch_stop or (control.should_training_stop and may_stop(self.trainer))
 
     def restore_rng(self) -> None:
         """Restore the random states of the resumed checkpoint."""
-        self._run.hooks.resume.restore_rng()
+        self._fit[1].resume.restore_rng()
 
     def warn_of_empty_epoch(self) -> None:
         """Warn that the train loader yielded no batch in an epoch, and stop the training."""
-        state = self._run.trainer.state
+        run, _, trainer = self._fit
+        state = trainer.state
         logger.warning(
             "There is not a single sample in your epoch_iterator, stopping training at step %s! `train_dataset` "
             "yielded no batches in epoch %s, but `max_steps=%s` is not reached.",
             *(state.global_step, state.epoch, state.max_steps),
         )
-        self._run.trainer.control.should_training_stop = True
-        self._run.backend.stop_without_minimum()
+        trainer.control.should_training_stop = True
+        run.backend.stop_without_minimum()

@@ -633,7 +633,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: dict[str, Any]) -> shared_inputs.Shared:
         """Return a context for one batch, and the batch; inside, with context parallelism, a rank has its part."""
-        return shared_inputs.share(self, inputs)
+        return (contextlib.nullcontext, inputs) if self.get_cp_size() == 1 else shared_inputs.share(self, inputs)
 
     def _prepare_input(self, data: object) -> Any:
         """Return ``data`` with its tensors on the training device; a mapping is copied."""

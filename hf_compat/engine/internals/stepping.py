@@ -156,7 +156,7 @@ class TrainingLoop(_TrainingEpochLoop):
         """Begin an epoch: look up what each of its batches needs."""
         super().on_run_start(data_fetcher)
         trainer, module = self.trainer, self.trainer.lightning_module
-        self.hooks = Hooks(trainer)
+        self.hooks, self._strategy, self._precision = Hooks(trainer), trainer.strategy, trainer.precision_plugin
         self.profile = trainer.profiler.profile if self.hooks.profiles else _no_profile
         self.val_loop.restarting = False
         self._validates = trainer.enable_validation
@@ -191,7 +191,7 @@ class TrainingLoop(_TrainingEpochLoop):
         trainer, progress, connector = self.trainer, self.batch_progress, self.trainer._logger_connector
         index = progress.current.ready
         progress.is_last_batch = index + 1 >= self._length
-        batch = trainer.precision_plugin.convert_input(batch)
+        batch = self._precision.convert_input(batch)
         if self._transfers:
             batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = _call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
@@ -201,7 +201,7 @@ class TrainingLoop(_TrainingEpochLoop):
 
     def call_training_step(self, batch: Any, index: int) -> Any:
         """Call the module's ``training_step`` through the strategy; return the outputs that callbacks get."""
-        trainer, module = self.trainer, self.trainer.lightning_module
+        trainer, attributes = self.trainer, self.hooks.attributes
         self.batch_progress.increment_started()
         with self.profile("run_training_batch"):
             if self._steps_itself:
@@ -210,9 +210,9 @@ class TrainingLoop(_TrainingEpochLoop):
                 _call_strategy_hook(trainer, "on_train_batch_start", batch, index)
                 outputs = _call_strategy_hook(trainer, "training_step", batch, index)
             else:
-                vars(module)[_CURRENT] = "training_step"
-                outputs = trainer.strategy.training_step(batch, index)
-                vars(module)[_CURRENT] = None
+                attributes[_CURRENT] = "training_step"
+                outputs = self._strategy.training_step(batch, index)
+                attributes[_CURRENT] = None
         self.batch_progress.increment_processed()
         return outputs
 
@@ -221,11 +221,13 @@ class TrainingLoop(_TrainingEpochLoop):
 
         The plugin calls the hook ``on_before_optimizer_step`` once the gradients are unscaled.
         """
-        strategy, steps = self.trainer.strategy, self.manual_optimization.optim_step_progress
+        steps = self.manual_optimization.optim_step_progress
         steps.increment_ready()
-        self.trainer.profiler.start("optimizer_step")
-        strategy.optimizer_step(strategy.optimizers[0], do_nothing_closure)
-        self.trainer.profiler.stop("optimizer_step")
+        if self.hooks.profiles:
+            self.trainer.profiler.start("optimizer_step")
+        self._strategy.optimizer_step(self._strategy.optimizers[0], do_nothing_closure)
+        if self.hooks.profiles:
+            self.trainer.profiler.stop("optimizer_step")
         steps.increment_completed()
 
     def skip_epoch(self) -> None:
@@ -395,7 +397,6 @@ def _nothing() -> None:
 
 
 _NOTHING = nullcontext()
-_NOBODY: tuple[list[pl.Callback], None] = ([], None)
 
 
 def _no_profile(name: str) -> nullcontext[None]:
@@ -410,37 +411,41 @@ class Hooks:
 
     Attributes:
         profiles: Whether each hook is called in a context of the trainer's profiler.
+        attributes: The module's attributes. ``_current_fx_name`` is set in them some ten times an update step, which
+            takes 2 µs by the way of ``nn.Module``.
     """
 
     def __init__(self, pl_trainer: Any) -> None:
         self.profiles = type(pl_trainer.profiler) is not PassThroughProfiler
         self._trainer = pl_trainer
         self._module = pl_trainer.lightning_module
-        # Where `_current_fx_name` is set, some ten times an update step: nn.Module's own way takes 2 µs each time.
-        self._attributes: dict[str, Any] = vars(self._module)
+        self.attributes: dict[str, Any] = vars(self._module)
         self._callbacks: list[pl.Callback] = list(pl_trainer.callbacks)
         self._found: dict[str, tuple[list[pl.Callback], Callable[..., Any] | None]] = {}
+        self._silent: set[str] = set()
+        """Hooks that nobody overrides; none under a profiler."""
 
     def call(self, name: str, *given: Any) -> None:
         """Call the hook ``name`` of each callback, then of the module, whose ``_current_fx_name`` it is meanwhile."""
-        if self._found.get(name) == _NOBODY and self._trainer.callbacks == self._callbacks and not self.profiles:
+        if name in self._silent and self._trainer.callbacks == self._callbacks:
             return
-        before = self._attributes[_CURRENT]
+        before = self.attributes[_CURRENT]
         self.begin(name, *given)
         self.end(name, *given)
-        self._attributes[_CURRENT] = before
+        self.attributes[_CURRENT] = before
 
     def begin(self, name: str, *given: Any) -> None:
         """Call the hook ``name`` of each callback; it is the module's ``_current_fx_name`` until :meth:`end`."""
         trainer, module = self._trainer, self._module
         if self.profiles:
             _call_callback_hooks(trainer, name, *given)
-            self._attributes[_CURRENT] = name
+            self.attributes[_CURRENT] = name
             return
-        self._attributes[_CURRENT] = name
+        self.attributes[_CURRENT] = name
         if trainer.callbacks != self._callbacks:  # some were added, or taken away
             self._callbacks = list(trainer.callbacks)
             self._found.clear()
+            self._silent.clear()
         for callback in (self._found.get(name) or self._find(name))[0]:
             getattr(callback, name)(trainer, module, *given)
 
@@ -451,13 +456,15 @@ class Hooks:
         else:
             own = (self._found.get(name) or self._find(name))[1]
             result = None if own is None else own(*given)
-        self._attributes[_CURRENT] = None
+        self.attributes[_CURRENT] = None
         return result
 
     def _find(self, name: str) -> tuple[list[pl.Callback], Callable[..., Any] | None]:
         callbacks = [one for one in self._callbacks if overrides(one, name, pl.Callback)]
         own = getattr(self._module, name) if overrides(self._module, name, pl.LightningModule) else None
         self._found[name] = callbacks, own
+        if not callbacks and own is None:
+            self._silent.add(name)
         return self._found[name]
 
 
