@@ -181,6 +181,8 @@ def _concatenate(batches: list[Any]) -> Nested:
     """
     try:
         return _concatenate_nested(batches)
+    except LoaderError:  # which is a RuntimeError
+        raise
     except RuntimeError as error:
         raise DataError(
             "`accelerator_config`: dispatch_batches=True (the default for iterable data sets) joins batches, but they "

@@ -124,8 +124,7 @@ class UpdateLoop(TrainingLoop):
                     hooks.preemption.end_step()
             else:
                 fire(trainer, "on_substep_end")
-            control = trainer.control
-            if control.should_epoch_stop or (control.should_training_stop and may_stop(self.trainer)):
+            if self.should_stop():
                 break
         return {"loss": losses[0] if len(losses) == 1 else torch.stack(losses).sum()}
 

@@ -170,7 +170,7 @@ class Progress:
         since_log = 1 + trainer.state.global_step - counters.last_logged_step
         counters.losses.add(loss, since_log if trainer.args.logging_nan_inf_filter else None)
         flos = trainer.floating_point_ops(batch)
-        counters.flos += flos if type(flos) is int else _checked_flos(flos)
+        counters.flos += float(flos) if type(flos) is int else _checked_flos(flos)
         if trainer.semantics.counts_tokens_after_batch:
             trainer._track_num_input_tokens(batch)
 

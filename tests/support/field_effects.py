@@ -365,13 +365,13 @@ def moves_to_the_cpu(bench: Bench) -> int:
     """How often the predictions kept are moved while an evaluation runs."""
     from hf_compat.evaluation.accumulate import EvalAccumulator
 
-    moves, move = [], EvalAccumulator.to_cpu_and_numpy
+    moves, move = [], EvalAccumulator._move
 
     def spy(self):
         moves.append(self)
         return move(self)
 
-    bench.monkeypatch.setattr(EvalAccumulator, "to_cpu_and_numpy", spy)
+    bench.monkeypatch.setattr(EvalAccumulator, "_move", spy)
     bench.trainer(compute_metrics=lambda prediction: {}).evaluate()
     return len(moves) // len({id(item) for item in moves})
 
