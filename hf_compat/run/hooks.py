@@ -21,6 +21,7 @@ from hf_compat.run.optimization import CurrentOptimizer, GradientClipping, LRSch
 from hf_compat.run.preemption import Preemption
 from hf_compat.run.progress import Progress
 from hf_compat.run.resume import Resume
+from hf_compat.run.run_warnings import FrozenParameters
 from hf_compat.run.saving import CheckpointSaving
 from hf_compat.run.start_log import log_start
 from hf_compat.run.tokens import counts_tokens
@@ -71,6 +72,7 @@ class RunHooks(LastCallback):
         self.progress = Progress(trainer, counters)
         self.logs = TrainingLogs(trainer, counters, run.backend.publish_metrics)
         self.evaluation = TrainingEvaluation(trainer, run.ignore_keys, run.exit_if_preempted)
+        self.frozen = FrozenParameters(trainer, run.warn_once)
         self.saving = CheckpointSaving(trainer, run.checkpoints, run.lightning_state)
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
         self.reloading = Reloading(loop.reload_every, run.reload) if loop.reload_every else None
@@ -107,6 +109,7 @@ class RunHooks(LastCallback):
         self.resume.load_optimizer(pl_trainer)
         self.optimizer.give_to(pl_trainer.strategy)  # type: ignore[arg-type]
         decay_added_parameters(pl_trainer, self.trainer.args.weight_decay)
+        self.frozen.remember(self.run.backend.traits)
         if self.loop.sanity_batches != 0 and self.run.point is None:  # as in Lightning, not in a resumed run
             with self.run.backend.sanity_check():
                 self.evaluation.measure(self.evaluation.ignore_keys)
@@ -267,6 +270,8 @@ class RunHooks(LastCallback):
         learning_rate: float | None,
     ) -> None:
         """Log, evaluate and save, each if the control says so; see the Trainer's ``_maybe_log_save_evaluate``."""
+        if self.trainer.control.should_log:
+            self.frozen.warn_of_unfrozen()
         started = self.progress.start_time if start_time is None else start_time
         self.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
         metrics = None
