@@ -77,7 +77,8 @@ class FrozenParameters:
         unfrozen = {name: each for name, each in parameters if name in self._names and each.requires_grad}
         if not unfrozen:
             return
-        updated = {id(each) for group in self._trainer.optimizer.param_groups for each in group["params"]}
+        groups = getattr(self._trainer.optimizer, "param_groups", ())  # None if the script has set it
+        updated = {id(each) for group in groups for each in group["params"]}
         names = [name for name, each in unfrozen.items() if id(each) not in updated]
         if names:
             self._names = frozenset()
