@@ -135,3 +135,27 @@ def test_a_build_elsewhere_names_no_repository():
     assert metadata["version"] == __version__
     assert not metadata.get("urls")
     assert metadata["readme"]["text"] == (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+FINDINGS = sorted(path for path in (ROOT / "findings").glob("*.sh") if path.stem != "common")
+
+
+@pytest.mark.parametrize("path", FINDINGS, ids=lambda path: path.stem)
+def test_a_finding_has_the_form_of_all(path):
+    """Its head says what was seen, with what and when; its packages have one version, and none is hf_compat."""
+    text = path.read_text(encoding="utf-8")
+    head, _, program = text.partition('\n. "$(dirname "$0")/common.sh"\n')
+    assert [label for label in ("Versions:", "Behaviour:", "Seen:", "Date:") if f"\n# {label}" not in head] == []
+    (packages,) = re.findall(r"^install (.*)$", program, re.MULTILINE)
+    assert all(re.fullmatch(r"[a-z-]+==[\d.]+", package) for package in packages.split())
+    assert all(package.replace("==", " ") in head.replace("\n#", "").replace("  ", "") for package in packages.split())
+    assert re.search("assert|SystemExit", program)
+    assert "hf_compat" not in program
+
+
+def test_the_page_lists_every_finding():
+    """Each script has one row of the page, and each row a script."""
+    rows = re.findall(
+        r"^\| .* \| `(\w+)` \|$", (ROOT / "docs" / "surprises.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(rows) == [path.stem for path in FINDINGS]

@@ -14,11 +14,13 @@ from hf_compat.data.columns import is_arrow_dataset
 from hf_compat.data.samplers import measure_lengths
 from hf_compat.errors import DataError
 
-__all__ = ["BatchRebalanceSampler", "balanced_sampler", "is_balanced"]
+__all__ = ["TRANSFORMERS_SEED", "BatchRebalanceSampler", "balanced_sampler", "is_balanced"]
 
 _ATTENTION_WEIGHT = 0.001
 """Cost of attention per squared token, relative to the cost of one token."""
 _MOVES_PER_GROUP = 30
+TRANSFORMERS_SEED = 42
+"""Seed of the order of samples in every run of transformers."""
 
 
 class BatchRebalanceSampler(Sampler[list[int]]):
@@ -117,6 +119,7 @@ def balanced_sampler(
     model_input_name: str | None,
     ranks: tuple[int, int],
     drop_last: bool,
+    seed: int = TRANSFORMERS_SEED,
 ) -> BatchRebalanceSampler:
     """Return the sampler of ``train_sampling_strategy="batch_rebalance"``.
 
@@ -128,6 +131,7 @@ def balanced_sampler(
         model_input_name: The input whose length is taken where there is no such column. Default: ``"input_ids"``.
         ranks: Data-parallel rank and world size.
         drop_last: Drop the samples that are left over at the end of an epoch.
+        seed: Seed of the order of samples.
 
     Raises:
         DataError: If there is no such column, and samples have no such input.
@@ -140,7 +144,7 @@ def balanced_sampler(
         lengths = measure_lengths(dataset, model_input_name or "input_ids")
     rank, size = ranks
     return BatchRebalanceSampler(
-        lengths, batch_size * grad_accum * size, size, grad_accum, rank=rank, drop_last=drop_last
+        lengths, batch_size * grad_accum * size, size, grad_accum, seed=seed, rank=rank, drop_last=drop_last
     )
 
 

@@ -23,6 +23,7 @@ from hf_compat.run.optimization import CurrentOptimizer, GradientClipping, LRSch
 from hf_compat.run.preemption import Preemption
 from hf_compat.run.progress import Progress
 from hf_compat.run.resume import Resume
+from hf_compat.run.run_warnings import FrozenParameters
 from hf_compat.run.saving import CheckpointSaving
 from hf_compat.run.start_log import log_start
 from hf_compat.run.tokens import counts_tokens
@@ -76,6 +77,7 @@ class RunHooks(LastCallback):
         self.progress = Progress(trainer, counters)
         self.logs = TrainingLogs(run)
         self.evaluation = TrainingEvaluation(run)
+        self.frozen = FrozenParameters()
         self.saving = CheckpointSaving(run)
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
         self.reloading = Reloading(run, loop.reload_every) if loop.reload_every else None
@@ -110,6 +112,7 @@ class RunHooks(LastCallback):
         self.resume.load_optimizer(pl_trainer)
         self.optimizer.give_to(self.trainer, pl_trainer.strategy)  # type: ignore[arg-type]
         decay_added_parameters(pl_trainer, self.trainer.args.weight_decay)
+        self.frozen.remember(self.trainer.model, self.run.backend.traits)
         if self.loop.sanity_batches != 0 and self.run.point is None:  # as in Lightning, not in a resumed run
             with self.run.backend.sanity_check():
                 self.evaluation.measure(self.evaluation.ignore_keys)
@@ -225,6 +228,8 @@ class RunHooks(LastCallback):
     ) -> None:
         """Log, evaluate and save, each if the control says so; see the Trainer's ``_maybe_log_save_evaluate``."""
         trainer, metrics = self.trainer, None
+        if trainer.control.should_log:
+            self.frozen.warn_of_unfrozen(trainer)
         started = self.progress.start_time if start_time is None else start_time
         self.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
         if trainer.control.should_evaluate:

@@ -74,6 +74,7 @@ class TrainingRun:
         ignore_keys: Model outputs excluded from the predictions of evaluations during training.
 
     Attributes:
+        warn_once: Issues each warning once per Trainer.
         point: The checkpoint to resume from; None for a run that starts from the beginning.
         watch: Records the signals on which the run saves and exits; None if nothing is saved.
         hooks: The script of the current or last fit, with its objects.
@@ -103,7 +104,7 @@ class TrainingRun:
         self.output: TrainOutput | None = None
         self.originals: dict[str, Callable[..., Any]] = {}
         self._is_finished = False
-        self.optimization, self._warn_once = RunOptimization(self, 0), warn_once
+        self.optimization, self.warn_once = RunOptimization(self, 0), warn_once
         self.hooks = RunHooks(self)  # for methods that are called before a fit, which has its own
 
     # ---- the run ----
@@ -131,7 +132,7 @@ class TrainingRun:
         """Context of the run's fits: the model is prepared, with a checkpoint's weights, and signals are recorded."""
         self._begin(resume_from_checkpoint)
         try:
-            prepare_model(self.trainer, self.backend, self.counters, self.trial, self._warn_once)
+            prepare_model(self.trainer, self.backend, self.counters, self.trial, self.warn_once)
             if self.point is None:
                 self.checkpoints.owned = OwnedCheckpoints.start()
             else:
@@ -274,13 +275,13 @@ class TrainingRun:
         check_start(done, is_resumed=self.point is not None)
         self.hooks = hooks
         hooks.prepare(self)
-        plan, start, offset = hooks.resume.start_in_data(plan, loader, done, self._warn_once)
+        plan, start, offset = hooks.resume.start_in_data(plan, loader, done, self.warn_once)
         hooks.start_at(start, offset)
         if start is not None:
             self.trainer.state.max_steps, self.trainer.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
-        warn_of_untold_epochs(loader, loader if start is None else start.rest, self.trainer.semantics, self._warn_once)
-        warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self._warn_once)
-        plan = without_extra_step(self.trainer, plan, 0 if start is None else start.epoch, self._warn_once)
+        warn_of_untold_epochs(loader, loader if start is None else start.rest, self.trainer.semantics, self.warn_once)
+        warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self.warn_once)
+        plan = without_extra_step(self.trainer, plan, 0 if start is None else start.epoch, self.warn_once)
         self.trainer.run_plan = hooks.progress.plan = plan
         if self.counters.created_schedule:
             self.trainer.lr_scheduler, self.counters.created_schedule = None, False
@@ -310,7 +311,7 @@ class TrainingRun:
 
     def _shared(self, loader: Iterable[Any]) -> Iterable[Any]:
         backend = weakref.proxy(self.backend)  # which has the loader itself in a fit
-        return share_sequences(self.trainer, loader, lambda: backend.strategy.sequence_group, self._warn_once)
+        return share_sequences(self.trainer, loader, lambda: backend.strategy.sequence_group, self.warn_once)
 
     def reload(self) -> None:
         """Train on a new train loader from the epoch on that begins now; the next evaluations have new ones too."""
@@ -369,7 +370,7 @@ class TrainingRun:
 
     def wrap(self) -> nn.Module:
         """Return the module to train if the strategy has not wrapped the model, by the Trainer's ``_wrap_model``."""
-        return wrap_to_train(self.trainer, self.backend, self._warn_once)
+        return wrap_to_train(self.trainer, self.backend, self.warn_once)
 
     def take_wrapper(self, wrapped: nn.Module) -> None:
         """Train ``wrapped``, the model in the strategy's wrapper; a sharded model loads resumed weights now."""

@@ -1,4 +1,4 @@
-"""Warnings of a run: epochs that a data set is not told, and accumulation that changes while it trains."""
+"""Warnings of a run: epochs that a data set is not told, accumulation that changes, parameters that are unfrozen."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.overriding import WarnOnce
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from hf_compat.engine.strategies.traits import StrategyTraits
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["warn_of_changed_accumulation", "warn_of_untold_epochs"]
+__all__ = ["FrozenParameters", "warn_of_changed_accumulation", "warn_of_untold_epochs"]
 
 
 def warn_of_untold_epochs(loader: object, rest: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -49,3 +52,35 @@ def warn_of_changed_accumulation(trainer: Trainer, warn_once: WarnOnce) -> None:
             f"{planned}: its update steps were planned when it started. Change it before `train`, or stop the run and "
             "resume it with the new value."
         )
+
+
+class FrozenParameters:
+    """The parameters that were frozen as the optimizer was created, which therefore may not have them."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+
+    def remember(self, model: nn.Module, traits: StrategyTraits) -> None:
+        """Note the frozen ones of ``model``; none where ``traits`` say that the optimizer may have other tensors."""
+        if not (traits.has_engine or traits.shards_model):
+            parameters = model.named_parameters()
+            self._names = frozenset(name for name, parameter in parameters if not parameter.requires_grad)
+
+    def warn_of_unfrozen(self, trainer: Trainer) -> None:
+        """Warn if a callback has unfrozen one of them and the optimizer does not have it."""
+        parameters = trainer.model.named_parameters() if self._names else ()
+        unfrozen = {name: each for name, each in parameters if name in self._names and each.requires_grad}
+        if not unfrozen:
+            return
+        groups = getattr(trainer.optimizer, "param_groups", ())  # None if the script has set it
+        updated = {id(each) for group in groups for each in group["params"]}
+        names = [name for name, each in unfrozen.items() if id(each) not in updated]
+        if names:
+            self._names = frozenset()
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            trainer.warn_once(
+                f"Unfrozen during training: `{names[0]}`{others}. The optimizer was created without these parameters: "
+                "as in transformers they are never updated, while their gradients count in `grad_norm` and in "
+                "clipping by `max_grad_norm`. Unfreeze them before `train`, or with a `BaseFinetuning` callback of "
+                "Lightning, which adds them to the optimizer."
+            )

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from hf_compat.arguments.data_loading import loader_keywords, order_seed
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data import columns
-from hf_compat.data.balancing import balanced_sampler, is_balanced
+from hf_compat.data.balancing import TRANSFORMERS_SEED, balanced_sampler, is_balanced
 from hf_compat.data.samplers import eval_sampler, train_sampler
 from hf_compat.errors import DataError, DatasetTypeError, described
 from hf_compat.metrics import has_length
@@ -38,6 +38,11 @@ _OWN_LOADER = {
 """What a loader is for → the argument with its dataset, the field with its batch size, and the method that makes it."""
 _SPLITS = {"Training": "train", "Evaluation": "validation", "test": "test"}
 """What a loader is for → the usual name of its split."""
+_FIXED_SEED = (
+    "`train_sampling_strategy='batch_rebalance'`: as in transformers, `seed` and `data_seed` do not change the order "
+    "of samples: runs that differ in them alone train on the same batches. Set `semantics='corrected'` for an order "
+    "that depends on them. Batches have `per_device_train_batch_size={}` samples on average only."
+)
 
 
 def eval_loader(trainer: Trainer, eval_dataset: Any, load: Callable[..., DataLoader[Any]]) -> DataLoader[Any]:
@@ -138,12 +143,16 @@ def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] |
         return None
     size, measured = args.train_batch_size, _length_keywords(trainer, args)
     if strategy == "batch_rebalance":
+        is_fixed = trainer.semantics.balances_by_fixed_seed
+        if is_fixed:
+            trainer.warn_once(_FIXED_SEED.format(args.per_device_train_batch_size))
         return balanced_sampler(
             dataset,
             trainer.run_counters.train_batch_size if args.auto_find_batch_size else size,
             steps,
             ranks=(trainer.accelerator.data_parallel_rank, trainer.accelerator.data_parallel_size),
             drop_last=args.dataloader_drop_last,
+            seed=TRANSFORMERS_SEED if is_fixed else order_seed(args),
             **measured,
         )
     return train_sampler(dataset, strategy, size * steps, **measured)

@@ -1,12 +1,16 @@
 """Fields that newer releases dropped or renamed, at their defaults, their borders and their ends: as in 4.57."""
 
+import dataclasses
+
 import pytest
 from packaging.version import Version
 
+import hf_compat
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.fields.aliases import ALIASES, checkpointing_keywords, checkpoints_activations
 from hf_compat.arguments.fields.rules import FIELD_RULES
 from hf_compat.arguments.releases.fields import is_field_of
+from hf_compat.errors import HFCompatWarning
 
 RELEASES = ["4.57.6", "5.24.0"]
 
@@ -192,6 +196,7 @@ def test_every_alias_has_rows():
     assert aliases == TABLE.keys() | BY_RELEASE
 
 
+@pytest.mark.filterwarnings("ignore:.*has no effect beside:hf_compat.errors.HFCompatWarning")
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(("look", "given", "expected"), ROWS)
 def test_an_old_name_means_what_it_meant(look, given, expected, release):
@@ -219,3 +224,59 @@ def test_activations_are_checkpointed_by_either_name(name):
     setattr(args, name, True)
     setattr(args, f"{name}_kwargs", keywords)
     assert (checkpoints_activations(args), checkpointing_keywords(args)) == (True, keywords)
+
+
+@pytest.mark.parametrize(("release", "winner"), [(RELEASES[0], "gradient"), ("5.24.0", "activation")])
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+def test_checkpointing_changed_by_one_name_in_a_copy(name, asked, release, winner):
+    """The release's own name wins, and a warning names both; changed by both names nothing is said."""
+    given = {"use_cpu": True, "report_to": "none", "semantics": release}
+    first = TrainingArguments("out", activation_checkpointing=not asked, **given)
+    with pytest.warns(HFCompatWarning, match=f"has no effect beside `{winner}_checkpointing=.*change both"):
+        copied = dataclasses.replace(first, **{name: asked})
+    assert copied.gradient_checkpointing is copied.activation_checkpointing is (asked is name.startswith(winner))
+    both = dataclasses.replace(first, gradient_checkpointing=asked, activation_checkpointing=asked)
+    assert both.activation_checkpointing is asked
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+@pytest.mark.parametrize("ending", ["", "_kwargs"])
+@pytest.mark.filterwarnings("ignore::hf_compat.errors.HFCompatWarning")
+def test_transformers_decides_the_same_in_a_copied_dict(ending, name, asked):
+    """Whichever name is changed in a dict by ``to_dict``, passed on or parsed, both sides have the same."""
+    transformers = pytest.importorskip("transformers")
+    if not is_field_of(name, Version(transformers.__version__)):
+        pytest.skip("a field that the release lacks")
+    value, other = ({"a": 1}, {"b": 2}) if ending else (asked, not asked)
+    found = []
+    for library in (transformers, hf_compat):
+        first = library.TrainingArguments("out", use_cpu=True, report_to="none", **{f"{name}{ending}": other})
+        changed = {**first.to_dict(), f"{name}{ending}": value}
+        (parsed,) = library.HfArgumentParser(library.TrainingArguments).parse_dict(changed)
+        made = library.TrainingArguments(**changed)
+        found.append([getattr(args, f"{name}{ending}") for args in (made, parsed)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        pytest.param({"per_gpu_train_batch_size": 3}, {"per_device_train_batch_size": 4}, 3, id="batch size"),
+        pytest.param({"adafactor": True}, {"optim": "sgd"}, "adafactor", id="optimizer"),
+        pytest.param({"torchdynamo": "eager"}, {"torch_compile_backend": "inductor"}, "eager", id="compiler"),
+        pytest.param({"push_to_hub_model_id": "m"}, {"hub_model_id": "n"}, "m", id="model on the Hub"),
+        pytest.param(
+            {"group_by_length": True}, {"train_sampling_strategy": "sequential"}, "group_by_length", id="order"
+        ),
+    ],
+)
+def test_a_new_name_that_loses_is_named(old, new, value):
+    """Old names win, as they do in transformers; a warning says so where the new one is set to something else."""
+    (name,), (loser,) = new, old
+    given = {"use_cpu": True, "report_to": "none"}
+    with pytest.warns(HFCompatWarning, match=f"`{name}=.*` has no effect beside `{loser}=.*remove one of them"):
+        args = TrainingArguments("out", **given, **old, **new)
+    assert getattr(args, name) == value
+    assert getattr(dataclasses.replace(TrainingArguments("out", **given, **old)), name) == value

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.releases import semantics
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
+from hf_compat.data.balancing import BatchRebalanceSampler
 from hf_compat.errors import ArgumentsError, HFCompatWarning
 from hf_compat.model_facts import accepts_loss_kwargs, ignores_item_count
 from tests.support.helpers import (
@@ -22,6 +23,7 @@ from tests.support.helpers import (
     t5,
     vector_rows,
 )
+from tests.support.trainers import new_trainer
 
 RELEASE_4 = "4.57.6"
 RELEASE_5 = "5.24.0"
@@ -328,3 +330,50 @@ def test_a_batch_sampler_is_told_the_epoch_on_several_ranks(wish, told, tmp_path
         loader = accelerator.prepare(DataLoader(range(3), batch_sampler=ByEpoch()))
         batches = [[int(batch) for batch in loader] for _ in range(2)]
         assert batches == [[0] * (4 // ranks), [expected] * (4 // ranks)]
+
+
+@pytest.mark.parametrize(("release", "rate"), [("4.57", 0.5), ("5.24", 0.25), ("corrected", None)])
+def test_the_last_evaluation_steps_a_plateau_schedule(release, rate, tmp_path):
+    """A loss that stays halves the rate at each evaluation but the first: of steps 2 and 4, and since 5.4 of step 5."""
+    fields = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
+    cadence = {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 5, "save_strategy": "no", "learning_rate": 1.0}
+    trainer = new_trainer(tmp_path, model=Unmoved(), semantics=release, **fields, **cadence)
+    trainer.train()
+    expected = rate or (0.25 if resolve_semantics().evaluates_last_step else 0.5)
+    assert trainer.optimizer.param_groups[0]["lr"] == expected
+
+
+class Unmoved(torch.nn.Module):
+    """A model whose loss is 1, whatever its weight is."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, features, labels):
+        return {"loss": 1 + 0 * self.weight}
+
+
+def balanced(folder, **fields):
+    """Return what each batch of an epoch of balanced batches had, by the lengths of its samples."""
+    rows = [{"input_ids": [1] * length, "labels": length} for length in range(1, 13)]
+    settings = {"train_sampling_strategy": "batch_rebalance", "per_device_train_batch_size": 2, "save_strategy": "no"}
+    trainer = new_trainer(folder, model=PlainModel(), train_dataset=ListDataset(rows), **settings, **fields)
+    return list(trainer._get_train_sampler())
+
+
+@pytest.mark.skipif(resolve_semantics("corrected").release < Version("5.17"), reason="a strategy of transformers 5.17")
+@pytest.mark.parametrize("name", ["seed", "data_seed"])
+def test_balanced_batches_depend_on_the_seed_when_corrected(name, tmp_path):
+    """The order is that of the seed; in transformers, and by default, it is that of seed 42 for every run."""
+    with pytest.warns(
+        HFCompatWarning, match=r"`seed` and `data_seed` do not .*corrected.*_batch_size=2` .* on average"
+    ):
+        reproduced = [balanced(tmp_path, semantics=RELEASE_5, **{name: seed}) for seed in (1, 2)]
+    corrected = [balanced(tmp_path, semantics="corrected", **{name: seed}) for seed in (1, 2, 42)]
+    lengths = list(range(1, 13))
+    assert reproduced == [list(BatchRebalanceSampler(lengths, 2, 1, 1, seed=42, drop_last=False))] * 2
+    assert corrected == [
+        list(BatchRebalanceSampler(lengths, 2, 1, 1, seed=seed, drop_last=False)) for seed in (1, 2, 42)
+    ]
+    assert corrected[0] != corrected[1]

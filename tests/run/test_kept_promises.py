@@ -7,8 +7,11 @@ from functools import partial
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch import nn
 
+import hf_compat
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import HFCompatWarning
 from tests.support import trainers
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
@@ -199,3 +202,60 @@ def test_warnings_of_the_constructor_name_the_users_line(tmp_path):
     with pytest.warns(FutureWarning, match="tokenizer") as caught:
         Trainer(PlainModel(), args, tokenizer=object())
     assert caught[0].filename == __file__
+
+
+class HalfFrozen(nn.Module):
+    """A model of two numbers with the gradients 3 and 4, of which the second is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Parameter(torch.tensor(1.0))
+        self.body = nn.Parameter(torch.tensor(1.0), requires_grad=False)
+
+    def forward(self, features, labels):
+        return {"loss": 3 * self.head + 4 * self.body + 0 * features.sum()}
+
+
+def unfreezing(folder, library, **fields):
+    """Train, with a callback that unfreezes ``body`` from the second step on; return the Trainer."""
+
+    class Unfreezes(library.TrainerCallback):
+        def on_step_begin(self, args, state, control, model, **kwargs):
+            model.body.requires_grad_(state.global_step > 0)
+
+    settings = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 3.0}
+    settings |= {"max_steps": 3, "logging_steps": 1, "save_strategy": "no", **fields}
+    trainer = trainers.new_trainer(folder, library=library, model=HalfFrozen(), callbacks=[Unfreezes()], **settings)
+    trainer.train()
+    return trainer
+
+
+def test_a_parameter_that_a_callback_unfreezes(tmp_path):
+    """It is not trained, as in transformers, while its gradient clips the others: 5 for 3. A warning says so once."""
+    transformers = pytest.importorskip("transformers")
+    with pytest.warns(HFCompatWarning, match="`body`.*never updated.*`BaseFinetuning`") as caught:
+        ours = unfreezing(tmp_path, hf_compat)
+    theirs = unfreezing(tmp_path, transformers)
+    assert len(caught) == 1
+    for trainer in (ours, theirs):
+        norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
+        assert norms == [3.0, 5.0, 5.0]
+        assert trainer.model.body.item() == 1.0
+    assert ours.model.head.item() == theirs.model.head.item() == pytest.approx(1 - 0.3 - 2 * 0.1 * 3 * 3 / 5)
+
+
+def test_an_unfrozen_parameter_that_the_optimizer_has(tmp_path):
+    """Nothing is said of one that the optimizer was given while it was frozen: it is trained."""
+
+    class Gives(Trainer):
+        def create_optimizer(self, model=None):
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            return self.optimizer
+
+    class Unfreezes(hf_compat.TrainerCallback):
+        def on_step_begin(self, args, state, control, model, **kwargs):
+            model.body.requires_grad_(True)
+
+    trainer = new_trainer(tmp_path, Gives, model=HalfFrozen(), callbacks=[Unfreezes()])
+    trainer.train()
+    assert trainer.model.body.item() < 1.0

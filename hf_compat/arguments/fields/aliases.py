@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
@@ -94,6 +95,8 @@ class Alias:
     """Whether a value of the old field has an effect."""
     warns: bool = True
     """Whether transformers deprecated the old name with a warning."""
+    may_differ: bool = False
+    """Whether the new field may have another value beside the old one's: it is added to, or masked in a dict."""
 
 
 ALIASES: tuple[Alias, ...] = (
@@ -103,14 +106,20 @@ ALIASES: tuple[Alias, ...] = (
     Alias("no_cuda", "use_cpu"),
     Alias("adafactor", "optim", _always("adafactor")),
     Alias("group_by_length", "train_sampling_strategy", _always("group_by_length"), warns=False),
-    Alias("include_inputs_for_metrics", "include_for_metrics", _add_inputs),
+    Alias("include_inputs_for_metrics", "include_for_metrics", _add_inputs, may_differ=True),
     Alias("fp16_backend", "half_precision_backend", is_given=lambda value: value not in (None, "", "auto")),
     Alias("torchdynamo", "torch_compile_backend", is_given=_is_not_none),
-    Alias("push_to_hub_token", "hub_token", is_given=_is_not_none),
+    Alias("push_to_hub_token", "hub_token", is_given=_is_not_none, may_differ=True),
     Alias("push_to_hub_model_id", "hub_model_id", _with_organization, is_given=_is_not_none),
     Alias("push_to_hub_organization", "hub_model_id", _in_organization, is_given=_is_not_none),
-    Alias("dispatch_batches", "accelerator_config", _accelerator("dispatch_batches"), is_given=_is_not_none),
-    Alias("split_batches", "accelerator_config", _accelerator("split_batches"), is_given=_is_not_none),
+    Alias(
+        "dispatch_batches",
+        "accelerator_config",
+        _accelerator("dispatch_batches"),
+        is_given=_is_not_none,
+        may_differ=True,
+    ),
+    Alias("split_batches", "accelerator_config", _accelerator("split_batches"), is_given=_is_not_none, may_differ=True),
 )
 """The aliases of all releases; the functions below depend on the release."""
 
@@ -120,28 +129,46 @@ def _warn(old: str, new: str) -> None:
     warnings.warn(f"`{old}` is deprecated: use `{new}`.", FutureWarning, stacklevel=7)
 
 
+def _warn_of_loser(args: TrainingArguments, loser: str, winner: str) -> None:
+    """Warn that one of two names of a field has no effect, as in a copy of arguments in which one was changed."""
+    text = (
+        f"`{loser}={getattr(args, loser)!r}` has no effect beside `{winner}={getattr(args, winner)!r}`: they are two "
+        f"names of one field, and as in transformers `{winner}` wins. Copies of arguments and dicts by `to_dict` have "
+        "both: change both, or remove one of them."
+    )
+    warnings.warn(text, HFCompatWarning, stacklevel=7)  # as in `_warn`
+
+
 def apply_aliases(args: TrainingArguments) -> None:
-    """Apply ``ALIASES``; an old name overrides the new one, as upstream."""
+    """Apply ``ALIASES``; an old name overrides the new one, as upstream, and a warning says so if that is set too."""
     for alias in ALIASES:
         value = getattr(args, alias.old)
         if alias.is_given(value):
             if alias.warns:
                 _warn(alias.old, alias.new)
-            setattr(args, alias.new, alias.convert(args, value))
+            newer = alias.convert(args, value)
+            if not alias.may_differ and getattr(args, alias.new) not in (defaults()[alias.new], newer):
+                _warn_of_loser(args, alias.new, alias.old)
+            setattr(args, alias.new, newer)
 
 
 def apply_checkpointing_alias(args: TrainingArguments, semantics: Semantics) -> None:
     """Set ``gradient_checkpointing`` and ``activation_checkpointing``, and their keywords, to the same value.
 
-    The new name takes precedence, so that it can be changed in a copy of the arguments.
+    Of two values that of the new name wins; in releases that lack it that of the old one, which alone can be changed in
+    a copy there. A warning says so.
     """
+    is_renamed = semantics.release >= SINCE["renames_gradient_checkpointing"]
     for ending in ("", "_kwargs"):
         old, new = f"gradient_checkpointing{ending}", f"activation_checkpointing{ending}"
-        if getattr(args, new) is None and getattr(args, old) is not None:
-            if semantics.release >= SINCE["renames_gradient_checkpointing"]:
-                _warn(old, new)
-            setattr(args, new, getattr(args, old))
-        setattr(args, old, getattr(args, new))
+        given = [name for name in ((new, old) if is_renamed else (old, new)) if getattr(args, name) is not None]
+        if len(given) == 2 and getattr(args, old) != getattr(args, new):
+            _warn_of_loser(args, given[1], given[0])
+        elif given == [old] and is_renamed:
+            _warn(old, new)
+        value = getattr(args, given[0]) if given else None
+        setattr(args, new, value)
+        setattr(args, old, value)
     if args.activation_checkpointing is None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 

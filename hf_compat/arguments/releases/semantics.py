@@ -158,6 +158,9 @@ class Semantics:
     """Length-grouped evaluation uses its own random generator; before, the global one."""
     drops_missing_best_checkpoint: bool = _since("5.17")
     """A resumed ``best_model_checkpoint`` that no longer exists is cleared."""
+    balances_by_fixed_seed: bool = _since("5.17", corrected=False)
+    """The order of samples under ``train_sampling_strategy="batch_rebalance"`` depends on the epoch alone, not on
+    ``seed`` or ``data_seed``; before, there was no such strategy."""
     reshuffles_batch_samplers: bool = _since("5.17", corrected=True)
     """On several ranks a batch sampler with ``set_epoch`` is told the epoch; before, all were as the first."""
     averages_over_session_steps: bool = _since("5.19", corrected=True)

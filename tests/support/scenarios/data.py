@@ -11,6 +11,7 @@ from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.updates import ACCUMULATION, train
 
 BALANCED = {"train_sampling_strategy": "batch_rebalance", "per_device_train_batch_size": 3, **ACCUMULATION}
+FIXED_SEED = "do not change the order of samples"
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 
 
@@ -155,14 +156,14 @@ def grouping_by_length_column(kit: Kit) -> None:
     train(kit, language_model(kit, fields=fields, train_dataset=data, eval_dataset=data))
 
 
-@scenario(since="5.17")
+@scenario(since="5.17", warns=FIXED_SEED)
 def batches_of_equal_cost(kit: Kit) -> None:
     """Of 43 rows seven are left over in each epoch, an update step of their own."""
     fields = {**BALANCED, "num_train_epochs": 2, "eval_strategy": "epoch"}
     train(kit, language_model(kit, rows=43, fields=fields))
 
 
-@scenario(since="5.17")
+@scenario(since="5.17", warns=FIXED_SEED)
 def batches_of_equal_cost_by_a_column(kit: Kit) -> None:
     from datasets import Dataset
 
@@ -176,7 +177,7 @@ def batches_of_equal_cost_by_a_column(kit: Kit) -> None:
         train(kit, language_model(kit, fields=fields, train_dataset=data, data_collator=without_lengths))
 
 
-@scenario(since="5.17")
+@scenario(since="5.17", warns=FIXED_SEED)
 def too_few_samples_for_batches_of_equal_cost(kit: Kit) -> None:
     """Two samples are fewer than the batches of an update step, so that they are repeated."""
     train(kit, language_model(kit, rows=2, fields={**BALANCED, "gradient_accumulation_steps": 3}))
@@ -186,13 +187,13 @@ def _balanced(kit: Kit) -> Any:
     return language_model(kit, rows=43, fields={**BALANCED, "num_train_epochs": 3, **SAVING})
 
 
-@scenario(since="5.17", resumes_exactly=True)
+@scenario(since="5.17", warns=FIXED_SEED, resumes_exactly=True)
 def resume_batches_of_equal_cost(kit: Kit) -> None:
     """In the first epoch: in later ones transformers' order is another on several processes."""
     resume(kit, _balanced, 2)
 
 
-@scenario(since="5.17", resumes_exactly=True, slow=True)
+@scenario(since="5.17", warns=FIXED_SEED, resumes_exactly=True, slow=True)
 def resume_batches_of_equal_cost_later(kit: Kit) -> None:
     resume(kit, _balanced, 8)
 

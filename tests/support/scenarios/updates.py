@@ -201,6 +201,14 @@ def rate_falls_on_a_plateau(kit: Kit) -> None:
 
 
 @scenario()
+def rate_at_the_last_evaluation(kit: Kit) -> None:
+    """Where no interval ends: since 5.4 it is evaluated too, and the schedule is stepped."""
+    fields = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
+    cadence = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss", "learning_rate": 3.0}
+    train(kit, language_model(kit, fields={**fields, **cadence, "max_steps": 5}))
+
+
+@scenario()
 def nan_loss_is_filtered_from_the_log(kit: Kit) -> None:
     _train_into_nan(kit, logging_nan_inf_filter=True)
 
