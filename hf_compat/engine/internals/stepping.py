@@ -80,7 +80,10 @@ def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
         *given: Its arguments, besides trainer and module.
     """
     trainer: Any = module._trainer
-    trainer.fit_loop.epoch_loop.hooks.call(name, *given)
+    loop = trainer.fit_loop.epoch_loop
+    if "hooks" not in loop.__dict__:  # a callback runs a backward pass before the first epoch
+        loop.hooks = Hooks(trainer)
+    loop.hooks.call(name, *given)
 
 
 class TrainingLoop(_TrainingEpochLoop):
