@@ -219,7 +219,7 @@ class ModelOutputError(ModelError, IndexError, KeyError):
 
 
 class UntrainableModelError(ModelError, AttributeError, RuntimeError, TypeError):
-    """What is no model, or one of which there is nothing to train: no ``forward``, or no parameter with gradients."""
+    """No model, or one of which there is nothing to train: no ``forward``, or no parameter with gradients."""
 
 
 class CallbackError(HFCompatError, AttributeError, TypeError, ValueError):

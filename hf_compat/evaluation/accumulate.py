@@ -169,7 +169,7 @@ class _Run:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What tensors have to have in common with those of the run."""
+        """The properties that tensors must share with those of the run: dtype, dimensions, trailing shape."""
         _, shape = self._parts[0][0]
         return self._dtype, 1 + len(shape), tuple(shape[1:])
 

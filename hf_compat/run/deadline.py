@@ -88,7 +88,7 @@ class Deadline:
         self._is_cancelled, self._is_inside = not exits, False
 
     def interrupt(self, frame: FrameType | None) -> None:
-        """Raise in ``frame``, the current one of the main thread, if that is asked for; called by a signal handler.
+        """Raise in ``frame``, the current one of the main thread, if that was requested; called by a signal handler.
 
         Raises:
             OverdueExit: With the status of the signal.

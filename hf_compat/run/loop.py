@@ -135,10 +135,11 @@ class UpdateLoop(TrainingLoop):
 
     # ---- where windows come from ----
 
-    def batches(self) -> Iterator[Window]:
-        """Return the windows of the epoch that begins."""
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """Begin an epoch with its windows, none of which is drawn yet."""
+        super().on_run_start(data_fetcher)
         self._fit = self._run, self._run.hooks, self._run.trainer
-        return iter(self.windows)
+        self.batches = iter(self.windows)
 
     def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the next ``count`` of ``batches``, or fewer, and their number of items."""

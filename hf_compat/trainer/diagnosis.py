@@ -1,4 +1,4 @@
-"""What an error of a model or of torch does not say, found after it was raised: a run without errors pays nothing.
+"""Explanations of errors of a model or of torch, found after they were raised: a run without errors pays nothing.
 
 Notes are added to errors of the user's own code, which stay as they are; errors of torch about a loss become ours.
 """

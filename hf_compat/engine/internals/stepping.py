@@ -87,9 +87,9 @@ def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
 
 
 class TrainingLoop(_TrainingEpochLoop):
-    """What Lightning does around each batch that it trains on: hooks, profiler, progress, and what was logged.
+    """Lightning's part of training on each batch: hooks, profiler, progress, and the metrics that were logged.
 
-    A subclass says which :meth:`batches` an epoch has, and trains on one in :meth:`advance`. Contract: the fit loop
+    A subclass sets ``batches`` as an epoch begins, and trains on one in ``advance``. Contract: the fit loop
     calls ``run`` for each epoch; it and callbacks read ``batch_progress``, ``_batches_that_stepped``, the steps of
     ``manual_optimization``, ``max_steps`` and ``val_loop``. What Lightning's own loop does besides is not used here: it
     steps no schedule under manual optimization, restarts only from its own checkpoints, and validates, in
@@ -99,6 +99,9 @@ class TrainingLoop(_TrainingEpochLoop):
         pl_trainer: The Lightning trainer, before it trains. The loop takes over limits and validation loop of its own.
         module_class: The class whose ``training_step`` and ``transfer_batch_to_device`` are known here: where the
             module has others, Lightning's own code calls them.
+
+    Attributes:
+        batches: The batches of the current epoch, none of them None; each is read when it is trained on.
     """
 
     def __init__(self, pl_trainer: pl.Trainer, module_class: type[pl.LightningModule]) -> None:
@@ -108,12 +111,8 @@ class TrainingLoop(_TrainingEpochLoop):
         self.val_loop = before.val_loop
         pl_trainer.fit_loop.epoch_loop = self
         self._module_class = module_class
-        self._batches: Iterator[Any] = iter(())
+        self.batches: Iterator[Any] = iter(())
         self._length: float = 0
-
-    def batches(self) -> Iterator[Any]:
-        """Return the batches of the epoch that begins; none is read before it is asked for, and none is None."""
-        raise NotImplementedError
 
     # ---- an epoch ----
 
@@ -127,7 +126,7 @@ class TrainingLoop(_TrainingEpochLoop):
         self.on_run_start(data_fetcher)
         while not self.done:
             with self.profile("[_TrainingEpochLoop].train_dataloader_next"):
-                batch = next(self._batches, None)
+                batch = next(self.batches, None)
             if batch is None:
                 return
             try:
@@ -166,7 +165,7 @@ class TrainingLoop(_TrainingEpochLoop):
         known = self._module_class
         self._transfers = self.hooks.profiles or not is_transfer_noop(trainer, known.transfer_batch_to_device)
         self._steps_itself = type(module).training_step is not known.training_step
-        self._batches, self._length = self.batches(), data_fetcher.length or math.inf
+        self._length = data_fetcher.length or math.inf
 
     @property
     def done(self) -> bool:
@@ -179,7 +178,7 @@ class TrainingLoop(_TrainingEpochLoop):
     def teardown(self) -> None:
         """Drop the batches that are left, and that of an error."""
         super().teardown()
-        self._batches = iter(())
+        self.batches = iter(())
         self._results.batch = None
 
     @property
@@ -254,7 +253,7 @@ class TrainingLoop(_TrainingEpochLoop):
 class _CountingFromOne(_LoggerConnector):
     """Decides when callbacks log by the ``_batches_that_stepped`` of :class:`TrainingLoop`.
 
-    Contract: Lightning adds one to it, as it asks before a batch is counted.
+    Contract: Lightning adds one to it, since it is called before a batch is counted.
     """
 
     @property
