@@ -222,9 +222,9 @@ def section(rounds: int) -> list[str]:
     return [
         "## Memory",
         "",
-        "The most memory of a process over what it held before the work, and what it still holds after it; medians over",
-        f"processes of their own, {rounds} each. The ratios do not depend on the machine. A GPT-2 of 128M parameters has",
-        "488 MB of weights, and with gradients and AdamW's states four times as much.",
+        "The most memory of a process over what it held before the work, and what it still holds after it; medians",
+        f"over {rounds} processes of their own. The ratios do not depend on the machine. A GPT-2 of 123M parameters",
+        "has 470 MB of weights, and with gradients and AdamW's states four times as much.",
         "",
         *table(rounds),
     ]
