@@ -22,7 +22,7 @@ __all__ = ["section", "table"]
 BOTH = ("hf_compat", "transformers")
 ROWS: dict[str, str] = {
     "importing": "import of Trainer and TrainingArguments",
-    "steps": "5 steps of a model of 128M parameters",
+    "steps": "5 steps of a model of 123M parameters",
     "save": "the same with a save",
     "background_save": "the same with a save in the background",
     "resume": "resuming it",
@@ -88,7 +88,7 @@ def _train(package: str, **fields: Any) -> None:
 
 
 def steps(package: str) -> None:
-    """Train the model of 128M parameters."""
+    """Train the model of 123M parameters."""
     _train(package)
 
 
