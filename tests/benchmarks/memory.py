@@ -22,7 +22,7 @@ __all__ = ["section", "table"]
 BOTH = ("hf_compat", "transformers")
 ROWS: dict[str, str] = {
     "importing": "import of Trainer and TrainingArguments",
-    "steps": "5 steps of a model of 128M parameters",
+    "steps": "5 steps of a model of 123M parameters",
     "save": "the same with a save",
     "background_save": "the same with a save in the background",
     "resume": "resuming it",
@@ -88,7 +88,7 @@ def _train(package: str, **fields: Any) -> None:
 
 
 def steps(package: str) -> None:
-    """Train the model of 128M parameters."""
+    """Train the model of 123M parameters."""
     _train(package)
 
 
@@ -223,8 +223,8 @@ def section(rounds: int) -> list[str]:
         "## Memory",
         "",
         "The most memory of a process over what it held before the work, and what it still holds after it; medians",
-        f"over processes of their own, {rounds} each. The ratios do not depend on the machine. A GPT-2 of 128M",
-        "parameters has 488 MB of weights, and with gradients and AdamW's states four times as much.",
+        f"over {rounds} processes of their own. The ratios do not depend on the machine. A GPT-2 of 123M parameters",
+        "has 470 MB of weights, and with gradients and AdamW's states four times as much.",
         "",
         *table(rounds),
     ]

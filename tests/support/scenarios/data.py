@@ -299,11 +299,6 @@ def stream_that_each_worker_reads_whole(kit: Kit) -> None:
     _estimated(kit, 11, dataloader_num_workers=2, eval_strategy="no")
 
 
-@scenario(until="5.0")
-def stream_longer_than_its_length_in_the_older_loop(kit: Kit) -> None:
-    _estimated(kit, 5, use_legacy_prediction_loop=True)
-
-
 class _SaysAnotherLength:
     """Batches of uneven sizes, of 7 rows; there is one more than it says."""
 
