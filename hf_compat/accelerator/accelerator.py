@@ -247,11 +247,8 @@ class Accelerator(ProcessState):
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
-        for optimizer in self._optimizers:
-            if isinstance(optimizer, PreparedOptimizer) and optimizer.step_was_skipped:
-                return True
-        backend = self._backend
-        return getattr(backend.precision, "step_was_skipped", False) or backend.strategy.step_was_skipped
+        backend, own = self._backend, any(optimizer.step_was_skipped for optimizer in self._prepared_optimizers)
+        return own or getattr(backend.precision, "step_was_skipped", False) or backend.strategy.step_was_skipped
 
     @property
     def scaler(self) -> GradScaler | None:

@@ -73,7 +73,10 @@ def staging(
 
 def target_of(folder: Path) -> Path:
     """Return where ``folder`` is written: where it leads to if it is a link to a folder, so that the link stays."""
-    return folder.resolve() if folder.is_symlink() and folder.is_dir() else folder
+    try:
+        return folder.resolve() if folder.is_symlink() and folder.is_dir() else folder
+    except OSError:  # which writing there will raise again, as an error of a checkpoint
+        return folder
 
 
 @contextmanager

@@ -29,18 +29,17 @@ from hf_compat.engine.internals.callbacks import (
     with_window_counts,
 )
 from hf_compat.engine.internals.evaluating import run_evaluation
+from hf_compat.engine.internals.evaluation_loop import use_fast_loops
 from hf_compat.engine.internals.exceptions import raising_keyboard_interrupt, unwraps_stop_iteration
 from hf_compat.engine.internals.loops import (
     disable_signal_handlers,
     is_fitting,
     keep_memory_cache,
-    may_stop,
     quiet_lightning,
     refer_weakly_to,
     sanity_checking,
     without_minimum,
 )
-from hf_compat.engine.internals.stepping import use_fast_loops
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import FirstCallback, LastCallback, defines_hook, without_logger
 from hf_compat.engine.loggers.user_loggers import user_loggers
@@ -140,8 +139,9 @@ class LightningBackend:
         self.strategy: ModelStrategy = OneDeviceStrategy(device)
 
     def __getstate__(self) -> dict[str, Any]:
-        unset = {"pl_trainer": None, "module": None, "trains": False, "loaders": Loaders()}
-        return {**vars(self), **unset, "strategy": OneDeviceStrategy(self.strategy.root_device)}
+        strategy = OneDeviceStrategy(self.strategy.root_device)
+        unset = {"pl_trainer": None, "module": None, "trains": False, "loaders": Loaders(), "strategy": strategy}
+        return vars(self) | unset
 
     # ---- facts ----
 
@@ -351,10 +351,6 @@ class LightningBackend:
                 yield
         finally:
             self.sanity_batches = None
-
-    def may_stop(self) -> bool:
-        """Return whether the fit is past ``min_epochs`` and ``min_steps``."""
-        return self.pl_trainer is None or may_stop(self.pl_trainer)
 
     def stop_without_minimum(self) -> None:
         """Let the fit end before ``min_epochs`` and ``min_steps``."""

@@ -77,7 +77,7 @@ class RunHooks(LastCallback):
         self.progress = Progress(trainer, counters)
         self.logs = TrainingLogs(run)
         self.evaluation = TrainingEvaluation(run)
-        self.frozen = FrozenParameters()
+        self.frozen = FrozenParameters(run.warn_once)
         self.saving = CheckpointSaving(run)
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
         self.reloading = Reloading(run, loop.reload_every) if loop.reload_every else None

@@ -94,7 +94,7 @@ class UpdateLoop(TrainingLoop):
 
     def train(self, window: Window) -> dict[str, Tensor]:
         """Run forward and backward pass of each batch, then step the optimizer; return the summed loss, ``()``."""
-        (_, hooks, trainer), strategy, losses = self._fit, self.trainer.strategy, []
+        (_, hooks, trainer), losses = self._fit, []
         for number, batch in enumerate(window.batches, start=1):
             is_last = number == len(window.batches)
             ends_update = is_last and window.is_complete
@@ -112,7 +112,7 @@ class UpdateLoop(TrainingLoop):
             if not isinstance(loss, Tensor):
                 check_loss(loss, f"`{type(trainer).__name__}.training_step`")
             losses.append(loss)
-            hooks.optimizer.give_if_replaced(trainer, strategy)
+            hooks.optimizer.give_if_replaced(trainer, self.strategy)
             hooks.progress.count_batch(trainer, loss, batch)
             if ends_update:
                 self.step_optimizer()  # once gradients are unscaled: `on_before_optimizer_step` of the hooks, clipping
@@ -145,7 +145,7 @@ class UpdateLoop(TrainingLoop):
         """Return the next ``count`` of ``batches``, or fewer, and their number of items."""
         run, hooks, trainer = self._fit
         preemption = hooks.preemption
-        warn_of_changed_accumulation(trainer, trainer.warn_once)
+        warn_of_changed_accumulation(trainer, run.warn_once)
         try:
             if preemption is not None and preemption.reads_together:
                 batches = preemption.read_together(batches, count)

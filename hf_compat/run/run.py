@@ -187,7 +187,8 @@ class TrainingRun:
         args = for_run(self.trainer.args)
         as_signalled, seconds = args.enable_jit_checkpoint, args.preemption_timeout
         saves = saves_checkpoints(args) or as_signalled
-        deadline = None if seconds is None else Deadline(seconds, lambda: self.checkpoints.is_writing)
+        writer = self.checkpoints
+        deadline = None if seconds is None else Deadline(seconds, lambda: writer.is_writing)
         watch = SignalWatch(slurm_signal(self.backend.plugins), replaces_handler=as_signalled, deadline=deadline)
         self.watch = watch if saves else None
         try:

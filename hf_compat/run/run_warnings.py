@@ -55,9 +55,14 @@ def warn_of_changed_accumulation(trainer: Trainer, warn_once: WarnOnce) -> None:
 
 
 class FrozenParameters:
-    """The parameters that were frozen as the optimizer was created, which therefore may not have them."""
+    """The parameters that were frozen as the optimizer was created, which therefore may not have them.
 
-    def __init__(self) -> None:
+    Args:
+        warn_once: Warns.
+    """
+
+    def __init__(self, warn_once: WarnOnce) -> None:
+        self._warn_once = warn_once
         self._names: frozenset[str] = frozenset()
 
     def remember(self, model: nn.Module, traits: StrategyTraits) -> None:
@@ -78,7 +83,7 @@ class FrozenParameters:
         if names:
             self._names = frozenset()
             others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            trainer.warn_once(
+            self._warn_once(
                 f"Unfrozen during training: `{names[0]}`{others}. The optimizer was created without these parameters: "
                 "as in transformers they are never updated, while their gradients count in `grad_norm` and in "
                 "clipping by `max_grad_norm`. Unfreeze them before `train`, or with a `BaseFinetuning` callback of "

@@ -110,6 +110,8 @@ def _sample_of_weights(model: nn.Module) -> Tensor:
     for parameter in model.parameters():
         own = parameter.detach()
         own = own.to_local() if hasattr(own, "to_local") else own
+        if type(own) not in (Tensor, nn.Parameter):  # quantized ones, which are not trained, have no plain elements
+            continue
         corner = own[(slice(2),) * own.dim()].flatten()[:8]
         parts.append((torch.view_as_real(corner).flatten() if corner.is_complex() else corner).float())
     return torch.cat([part.to(parts[0].device, copy=True) for part in parts]).nan_to_num() if parts else torch.empty(0)

@@ -135,9 +135,9 @@ def forward_and_backward(
     args = trainer.args
     if not is_in_training_mode(model):
         model.train()
-    schedule_free: Any = trainer.optimizer  # perhaps
-    if callable(getattr(schedule_free, "train", None)):
-        schedule_free.train()
+    train_mode: Any = getattr(trainer.optimizer, "train", None)  # of a schedule-free one
+    if train_mode is not None and callable(train_mode):
+        train_mode()
     inputs = trainer._prepare_inputs(inputs)
     with computing_loss(trainer):
         try:
@@ -198,7 +198,8 @@ def compute_loss(
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     outputs = model(**inputs)
-    if trainer.args.past_index != -1:
+    args = for_run(trainer.args)
+    if args.past_index >= 0:
         store_past(trainer, outputs)
     if trainer.compute_loss_func is not None:
         if labels is None:
@@ -293,7 +294,8 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
         OverrideError: If that returns no context.
     """
     method = trainer.compute_loss_context_manager
-    if is_ours(method) and is_ours(trainer.autocast_smart_context_manager) and not _has_cpu_autocast(trainer):
+    is_plain = trainer.semantics.leaves_loss_out_of_cpu_autocast or not _has_cpu_autocast(trainer)
+    if is_plain and is_ours(method) and is_ours(trainer.autocast_smart_context_manager):
         return _NOTHING  # without making a stack of no contexts for each batch
     context = method()
     _check_is_context(context, "compute_loss_context_manager")

@@ -385,8 +385,7 @@ class Trainer(metaclass=CountsCounterparts):
         """Add epoch and tokens since ``start_time`` to ``logs``, append them to ``log_history``, fire ``on_log``."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
-        if self.args.include_num_input_tokens_seen != "no":
-            logs.update(tokens.token_logs(self, self.run_counters, start_time))
+        logs.update(tokens.token_logs(self, self.run_counters, start_time) if tokens.counts_tokens(self) else {})
         self.state.log_history.append({**logs, "step": self.state.global_step})
         fire(self, "on_log", logs)
 
@@ -626,8 +625,6 @@ class Trainer(metaclass=CountsCounterparts):
             num_items_in_batch: Scored items in the window.
         """
         context, inputs = shared_inputs.prepared(self, model, inputs)
-        if context is contextlib.nullcontext:
-            return loss.forward_and_backward(self, model, inputs, num_items_in_batch)
         with context():
             return loss.forward_and_backward(self, model, inputs, num_items_in_batch)
 

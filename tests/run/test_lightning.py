@@ -193,7 +193,8 @@ def test_unknown_keywords_are_refused(tmp_path):
 def test_lightning_progress_bar(tmp_path):
     """A progress bar of Lightning's counts update steps, as any of its callbacks."""
     bar = TQDMProgressBar()
-    trainer_of(tmp_path, callbacks=[bar], gradient_accumulation_steps=2).train()
+    trainer = trainer_of(tmp_path, callbacks=[bar], gradient_accumulation_steps=2)
+    trainer.train()
     assert bar.total_train_batches == 2
 
 

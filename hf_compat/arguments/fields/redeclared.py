@@ -63,7 +63,9 @@ def keep_apart(args: TrainingArguments, name: str, value: object) -> None:
 
 def for_run(args: TrainingArguments) -> TrainingArguments:
     """Return ``args`` as a run reads them: with its own values of fields that are the script's."""
-    ours = vars(args).get(_STORE)
+    if _STORE not in args.__dict__:  # nearly always, and at every batch
+        return args
+    ours = vars(args)[_STORE]
     if not ours:
         return args
     seen = copy.copy(args)

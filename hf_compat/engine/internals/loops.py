@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from hf_compat.engine.internals.stepping import step_alike
+from hf_compat.engine.internals.evaluation_loop import step_alike
 
 __all__ = [
     "continues_epoch",
