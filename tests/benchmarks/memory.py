@@ -106,7 +106,7 @@ def background_save(package: str) -> None:
 def resume(package: str) -> None:
     """Resume from its checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", __name__, "_saved", package, folder]
+        command = [sys.executable, "-m", "tests.benchmarks.memory", "_saved", package, folder]
         subprocess.run(command, check=True, capture_output=True)
         trainer = _trainer(package, folder, _language_model())
         with measured():
@@ -211,7 +211,7 @@ def streams(package: str) -> None:
 
 def _in_a_process(name: str, package: str) -> dict[str, float]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", __name__, name, package]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.memory", name, package]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
     return found

@@ -359,7 +359,7 @@ def rich_model_summary(tmp_path, capsys):
 def rich_progress_bar(tmp_path, capsys):
     """The bar counts update steps."""
     bar = RichProgressBar()
-    trained(tmp_path, bar, gradient_accumulation_steps=3)
+    _trainer = trained(tmp_path, bar, gradient_accumulation_steps=3)  # without which the bar has no trainer to read
     assert bar.total_train_batches == 1
     assert "Epoch 3/3" in capsys.readouterr().out
 

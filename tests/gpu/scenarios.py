@@ -222,7 +222,8 @@ tied_llama = partial(llama, tie_word_embeddings=True)
 
 def of_fsdp2(**keys: Any) -> Fields:
     """Return the ``fsdp_config`` of FSDP 2 with full state dicts and further ``keys``."""
-    return {"fsdp": "full_shard auto_wrap", "fsdp_config": {**fsdp(2, "full")["fsdp_config"], **keys}}
+    config = {"version": 2, "state_dict_type": "FULL_STATE_DICT", **keys}  # the variables are set as a body runs
+    return {"fsdp": "full_shard auto_wrap", "fsdp_config": config}
 
 
 def replicated_by_sizes(kit: Kit) -> None:
