@@ -7,9 +7,9 @@ import logging
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cache
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hf_compat.errors import HFCompatWarning, OverrideError, TrainerSetupError, described
 
@@ -176,7 +176,6 @@ class _Signature:
         return fits and self.required <= {*filled, *names} and not any(name in filled for name in names)
 
 
-@cache
 def _signature(function: Callable[..., Any], *, is_bound: bool) -> _Signature:
     parameters = list(inspect.signature(function).parameters.values())
     if is_bound and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
@@ -229,8 +228,20 @@ class _Call:
     """Whether all of them are passed as upstream passes them."""
 
 
-@cache
+_CALLS: WeakKeyDictionary[FunctionType, dict[tuple[Any, ...], _Call]] = WeakKeyDictionary()
+"""What was found of each override; weakly, since a function of a script may hold the Trainer that it is assigned to."""
+
+
 def _call_of(function: Callable[..., Any], is_bound: bool, given: tuple[str, ...], named: tuple[str, ...]) -> _Call:
+    if not isinstance(function, FunctionType):
+        return _find_call(function, is_bound, given, named)
+    known, key = _CALLS.setdefault(function, {}), (is_bound, given, named)
+    if key not in known:
+        known[key] = _find_call(function, is_bound, given, named)
+    return known[key]
+
+
+def _find_call(function: Callable[..., Any], is_bound: bool, given: tuple[str, ...], named: tuple[str, ...]) -> _Call:
     signature = _signature(function, is_bound=is_bound)
     passed = named if signature.takes_any_name else tuple(name for name in named if name in signature.known)
     if signature.takes(len(given), passed):

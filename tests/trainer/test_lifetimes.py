@@ -202,6 +202,21 @@ def test_a_trainer_that_nobody_holds_trains_to_the_end(tmp_path):
     assert seen == [Own, Own]
 
 
+def test_a_function_in_the_place_of_a_method_goes_with_its_trainer(tmp_path):
+    """One that refers to the Trainer is kept by nothing else, so that the garbage collector finds both."""
+
+    def compute_loss_of(held):
+        return lambda model, inputs, **named: type(held).compute_loss(held, model, inputs, **named)
+
+    trainer = new_trainer(tmp_path)
+    trainer.compute_loss = compute_loss_of(trainer)
+    trainer.train()
+    gone = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert gone() is None
+
+
 def test_a_run_taken_apart_keeps_its_trainer(tmp_path):
     """Who holds the pieces alone can fit them: Lightning's trainer owns the Trainer there."""
     pieces = to_lightning(new_trainer(tmp_path))

@@ -1,4 +1,4 @@
-"""Lightning's evaluation loops without hooks that nobody overrides, reading a loader to its end."""
+"""Lightning's evaluation loops, which call only hooks that are overridden and read a loader to its end."""
 
 from __future__ import annotations
 
