@@ -35,6 +35,13 @@ def pytest_configure(config):
         config.pluginmanager.register(importlib.import_module("tests.support.recording"))
 
 
+def pytest_collection_modifyitems(items):
+    """Let slow tests take their time."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.timeout(0))
+
+
 WRITTEN_BY_UPSTREAM = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_")
 """Beginnings of what the arguments of transformers 4.57 write, and every later run would read."""
 SET_ONCE = ("ACCELERATE_", "CUDA_", "DS_ACCELERATOR", "KMP_", "PYTORCH_", "RAY_", "TORCHINDUCTOR_")

@@ -41,8 +41,7 @@ def signalled(server, folder, place, **settings):
     """Send SIGTERM to a run once it hangs; return its events to the end."""
     process = server.start(folder, place=place, step=3, **settings)
     server.events_until("waiting")
-    os.kill(process, signal.SIGTERM)
-    return server.events_until("exit")
+    return server.terminate(process)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +86,9 @@ def test_signal_to_the_processes_of_a_pool(server, undisturbed, tmp_path):
     """A pool whose processes end by the signal never answers; the run saves, and no process of it is left."""
     process = server.start(tmp_path, place="pool", step=3)
     (*_, waiting) = server.events_until("waiting")
-    for receiver in (*waiting["workers"], process):
-        os.kill(receiver, signal.SIGTERM)
-    events = server.events_until("exit")
+    for worker in waiting["workers"]:
+        os.kill(worker, signal.SIGTERM)
+    events = server.terminate(process)
     assert (steps(events, "saved"), events[-1], newest(tmp_path)) == ([3], LEFT, 3)
     assert server.run(tmp_path)[-2:] == FINISHED
     assert weights(tmp_path) == undisturbed

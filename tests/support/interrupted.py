@@ -68,6 +68,24 @@ class Server:
             events.append(self.next_event())
         return events
 
+    def terminate(self, *processes):
+        """Send SIGTERM until the training process has ended; return its events from here on.
+
+        Python calls a handler between two instructions, so that it is late if the signal comes the moment before the
+        main thread begins to wait. Only another signal ends that.
+        """
+        events, deadline = [], time.monotonic() + PATIENCE
+        while not events or events[-1]["event"] != "exit":
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGTERM)
+            with suppress(queue.Empty):
+                events.append(self.next_event(2.0))
+                while events[-1]["event"] != "exit":
+                    events.append(self.next_event(2.0))
+            assert time.monotonic() < deadline, events
+        return events
+
     def kill(self, process, count=0, seconds=0.0):
         """Kill the training process ``seconds`` after its next ``count`` events; return all it sent until its end."""
         events = []

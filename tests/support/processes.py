@@ -51,7 +51,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-PATIENCE = 1200
+PATIENCE = 300
 """Seconds after which what a test waits for counts as hanging; the one limit of all waits, on any machine."""
 
 
