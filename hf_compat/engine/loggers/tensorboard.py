@@ -159,7 +159,7 @@ def _delayed_writer(folder: str) -> Any:
     except ImportError:  # it needs `tensorboard`, for which Lightning takes this too
         return importlib.import_module("tensorboardX").SummaryWriter(log_dir=folder)
 
-    class DelayedWriter(module.SummaryWriter):  # type: ignore[misc]
+    class DelayedWriter(module.SummaryWriter):
         _is_made = False
 
         def _get_file_writer(self) -> Any:
