@@ -28,6 +28,7 @@ __all__ = [
     "PacedVotes",
     "give_up",
     "gloo_group",
+    "has_other_ranks",
     "is_attempting",
     "max_over_ranks",
     "oom_consensus",
@@ -51,12 +52,13 @@ def max_over_ranks(number: int, timeout: timedelta | None = None) -> int:
     Raises:
         RuntimeError: If another rank has exited, or does not call it in time.
     """
-    if not _has_other_ranks():
+    if not has_other_ranks():
         return number
     return _max_over_ranks([number], timeout)[0]
 
 
-def _has_other_ranks() -> bool:
+def has_other_ranks() -> bool:
+    """Return whether this process is one of several that communicate."""
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
@@ -99,7 +101,7 @@ class PacedVotes:
             GivenUpError: If there is an attempt under way and another rank has failed.
             RuntimeError: If another rank has exited, or does not vote in time.
         """
-        if not _has_other_ranks():
+        if not has_other_ranks():
             return number
         if self._last_time is not None and step < self._next_step:
             return 0

@@ -38,6 +38,7 @@ class HFCheckpoints(Checkpoint):
         best_model_path: The best checkpoint, empty before there is one.
         best_metric: Its metric.
         saved: The folders that are left, oldest first.
+        is_saving: Whether a checkpoint is being saved.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class HFCheckpoints(Checkpoint):
         self.best_model_path = ""
         self.best_metric: float | None = None
         self.saved: list[str] = []
+        self.is_saving = False
         self._last_step = 0
 
     def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -120,7 +122,11 @@ class HFCheckpoints(Checkpoint):
         self.saved = [*(one for one in self.saved if one != path), path]
         over = self._over()
         self.saved = [one for one in self.saved if one not in over]
-        pl_trainer.save_checkpoint(path)
+        self.is_saving = True
+        try:
+            pl_trainer.save_checkpoint(path)
+        finally:
+            self.is_saving = False
         for one in over:
             pl_trainer.strategy.remove_checkpoint(one)
         return path

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -21,8 +22,9 @@ from hf_compat.engine.internals.loops import disable_signal_handlers
 from hf_compat.errors import TrainerSetupError
 from hf_compat.lightning.hf_checkpoints import HFCheckpoints
 from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
-from hf_compat.run.deadline import exit_status
-from hf_compat.run.preemption import SignalWatch, requeue
+from hf_compat.run.deadline import Deadline, exit_status
+from hf_compat.run.preemption import NOT_ALL_RANKS, SignalWatch, deadline_group, is_same_on_all_ranks, requeue
+from hf_compat.run.training_evaluation import sample_of_weights
 
 __all__ = ["GradientNorm", "NEFTune", "PreemptionSaving", "UpdateStepLogs"]
 
@@ -181,15 +183,31 @@ class PreemptionSaving(pl.Callback):
     SIGTERM). SLURM's signal (SIGUSR1) also requeues the job. With several processes, ranks check about twice a second,
     and at least every 16 steps, whether any of them received one.
 
+    Code that has not returned ``timeout`` seconds after SIGTERM is interrupted: a dataset, a validation, a callback.
+    The run then saves if it has made an update step and not read the next batch, with several processes if all are
+    interrupted after the same one, and exits in any case. What cannot be interrupted is ended with the process, 5
+    seconds or a quarter of ``timeout`` later.
+
     Args:
         checkpoints: What saves; a callback of the same trainer.
+        timeout: Seconds after SIGTERM; None to wait for ever.
+
+    Raises:
+        TrainerSetupError: If ``timeout`` is not greater than 0.
     """
 
-    def __init__(self, checkpoints: HFCheckpoints) -> None:
+    def __init__(self, checkpoints: HFCheckpoints, timeout: float | None = 20.0) -> None:
+        if timeout is not None and not timeout > 0:
+            raise TrainerSetupError(f"`timeout={timeout}`: pass a number of seconds greater than 0, or None.")
+        self.timeout = timeout
         self._checkpoints = checkpoints
         self._watching = ExitStack()
         self._watch: SignalWatch | None = None
+        self._deadline: Deadline | None = None
+        self._group: ProcessGroup | None = None
         self._last_step = 0
+        self._is_whole = False  # whether the last batch has ended an update step
+        self._validated: Tensor | None = None  # a sample of the weights that are trained, during a validation
         self._votes = PacedVotes()
 
     def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -197,13 +215,22 @@ class PreemptionSaving(pl.Callback):
         if stage == "fit":
             disable_signal_handlers(pl_trainer)
             cluster = getattr(pl_trainer.strategy, "cluster_environment", None)
-            self._watch = SignalWatch(slurm_signal([cluster]))
+            checkpoints = self._checkpoints
+            self._deadline = None if self.timeout is None else Deadline(self.timeout, lambda: checkpoints.is_saving)
+            self._group = deadline_group(self._deadline)
+            self._watch = SignalWatch(slurm_signal([cluster]), deadline=self._deadline)
             self._watching.enter_context(self._watch.watching())
 
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note where the run starts."""
         self._last_step = pl_trainer.global_step
+        self._is_whole = False
         self._votes = PacedVotes()
+
+    def on_train_batch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Note that an update step begins."""
+        if self._deadline is not None:
+            self._deadline.begin_step()
 
     def on_train_batch_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
         """Save and exit if a rank has received a signal and an update step was made.
@@ -211,22 +238,54 @@ class PreemptionSaving(pl.Callback):
         Raises:
             SystemExit: With status 128 + signal.
         """
-        if self._watch is None or pl_trainer.global_step == self._last_step:
+        if self._deadline is not None:
+            self._deadline.end_step()
+        self._is_whole = pl_trainer.global_step != self._last_step
+        if self._watch is None or not self._is_whole:
             return
         self._last_step = pl_trainer.global_step
         signum = self._votes.max_over_ranks(pl_trainer.global_step, self._watch.received)
         if not signum:
             return
-        folder = self._checkpoints.save(pl_trainer)
-        logger.warning("%s: saved %s; exiting.", signal.Signals(signum).name, folder)
+        self._save(pl_trainer, signum)
         pl_trainer.strategy.barrier()
         if signum == self._watch.requeue_signal and pl_trainer.is_global_zero:
             requeue()
         raise SystemExit(exit_status(signum))
 
+    def _save(self, pl_trainer: pl.Trainer, signum: int) -> None:
+        folder = self._checkpoints.save(pl_trainer)
+        logger.warning("%s: saved %s; exiting.", signal.Signals(signum).name, folder)
+
+    def on_validation_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the weights, which a callback may replace for the validation."""
+        self._validated = sample_of_weights(pl_module)
+
+    def on_validation_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Forget them."""
+        self._validated = None
+
     def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Restore the signal handlers."""
+        """Save if code was interrupted; restore the signal handlers."""
+        if self._watch is not None and self._deadline is not None and self._deadline.interrupted is not None:
+            self._save_interrupted(pl_trainer, self._watch.received, self._deadline)
         self._watching.__exit__(type(exception), exception, exception.__traceback__)
+
+    def _save_interrupted(self, pl_trainer: pl.Trainer, signum: int, deadline: Deadline) -> None:
+        """Save the last update step if all states are those after it, on all ranks."""
+        step, before, batches = pl_trainer.global_step, self._validated, pl_trainer.fit_loop.epoch_loop.batch_progress
+        logger.warning(
+            "%s: interrupted at %s, which had not returned %s seconds after the signal (`timeout`).",
+            *(signal.Signals(signum).name, deadline.interrupted, deadline.timeout),
+        )
+        keeps_weights = before is None or torch.equal(before, sample_of_weights(pl_trainer.lightning_module))
+        is_whole = self._is_whole and batches.current.ready == batches.current.completed  # none has been read since
+        if not (is_whole and keeps_weights):
+            logger.warning("There is no checkpoint of update step %s: its states cannot be saved from there.", step)
+        elif not is_same_on_all_ranks(step, self._group):
+            logger.warning("There is no checkpoint of update step %s: %s.", step, NOT_ALL_RANKS)
+        else:
+            self._save(pl_trainer, signum)
 
     def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Restore the signal handlers; a signal that came after the last update step is raised again."""

@@ -18,7 +18,7 @@ __all__ = ["Deadline", "OverdueExit", "exit_status"]
 
 _POLL_SECONDS = 0.1
 _EXIT_SECONDS = 5.0
-"""Seconds that threads and functions of ``atexit`` have at least, however late the run was left."""
+"""Seconds that an interrupted run has at least to be left, and threads and functions of ``atexit`` after it."""
 
 
 def exit_status(signum: int) -> int:
@@ -38,8 +38,9 @@ class Deadline:
 
     A thread of its own, started by the signal, has :class:`OverdueExit` raised in the main thread, wherever that is,
     unless an update step or a save is under way. Python does so between two instructions and in what waits: for a lock,
-    a queue, a file, a process. If the run is not left after the same time again, the process ends, and so it does if
-    it hangs at the exit of the interpreter: threads are joined there, and the processes of a ``multiprocessing.Pool``.
+    a queue, a file, a process. If the run is not left soon after, as in a function in C or in one that waits for
+    another rank, the process ends, and so it does if it hangs at the exit of the interpreter: threads are joined there,
+    and the processes of a ``multiprocessing.Pool``.
 
     Args:
         timeout: Seconds after the signal.
@@ -47,14 +48,18 @@ class Deadline:
 
     Attributes:
         timeout: Seconds after the signal.
+        seconds_to_leave: Seconds from there to the end of the process, if the run is not left: 5, or a quarter of
+            ``timeout`` if that is more. What saves has the time that it takes.
         interrupted: Where code was interrupted; None if it was not.
     """
 
     def __init__(self, timeout: float, is_saving: Callable[[], bool] = lambda: False) -> None:
         self.timeout = timeout
+        self.seconds_to_leave = max(timeout / 4, _EXIT_SECONDS)
         self.interrupted: str | None = None
         self._is_saving = is_saving
         self._status = 0
+        self._end = float("inf")  # in seconds of `time.monotonic`, as all times here
         self._handler: object = None
         self._is_inside = False
         self._is_cancelled = False
@@ -76,6 +81,7 @@ class Deadline:
         """Begin to wait; a second call has no effect. Called by a signal handler, which must take no lock."""
         if not self._status:
             self._status, self._is_inside = exit_status(signum), True
+            self._end = time.monotonic() + self.timeout
             self._handler = signal.getsignal(signal.SIGTERM)
             _thread.start_new_thread(self._enforce, ())  # `threading` takes locks, which the main thread may hold
 
@@ -105,8 +111,7 @@ class Deadline:
 
     def _enforce(self) -> None:
         """Wait for the end of the run, then for that of the process, and end what does not end."""
-        deadline = time.monotonic() + self.timeout
-        if self._await_run(deadline) and not self._await_exit(deadline):
+        if self._await_run() and not self._await_exit(self._end):
             return
         text = f"The process is ended with status {self._status}: it is still here, at\n{_main_stack()}"
         _write_and_flush(text)
@@ -114,16 +119,16 @@ class Deadline:
             child.kill()
         os._exit(self._status)
 
-    def _await_run(self, deadline: float) -> bool:
-        """Return whether the run is left in time; interrupt it at ``deadline``, in seconds of ``time.monotonic``."""
+    def _await_run(self) -> bool:
+        """Return whether the run is left in time; interrupt it when the time is over."""
         last = None
         while self._is_inside:
             time.sleep(_POLL_SECONDS)
             now = time.monotonic()
             if self._is_busy():
                 last = None
-            elif now >= deadline:
-                last = now + self.timeout if last is None else last
+            elif now >= self._end:
+                last = now + self.seconds_to_leave if last is None else last
                 if now >= last:
                     return False
                 if self.interrupted is None:

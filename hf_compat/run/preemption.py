@@ -27,7 +27,7 @@ import torch
 from torch import distributed
 
 from hf_compat.data.workers import has_short_lived, outliving
-from hf_compat.distributed.oom_consensus import PacedVotes, gloo_group, max_over_ranks, vote
+from hf_compat.distributed.oom_consensus import PacedVotes, gloo_group, has_other_ranks, max_over_ranks, vote
 from hf_compat.engine.internals.loops import may_stop
 from hf_compat.memory import WeakAttribute
 from hf_compat.run.deadline import Deadline, exit_status
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from hf_compat.run.saving import CheckpointSaving
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["Preemption", "SignalWatch", "requeue"]
+__all__ = ["NOT_ALL_RANKS", "Preemption", "SignalWatch", "deadline_group", "is_same_on_all_ranks", "requeue"]
 
 logger = logging.getLogger(__name__)
 
+NOT_ALL_RANKS = "not every rank was interrupted after it, and a checkpoint needs all of them"
+"""Why there is no checkpoint although this rank could save."""
 _CHILD_ENDED = signal.SIGCHLD
-_AGREEMENT = timedelta(seconds=10)
-"""How long an interrupted rank waits for the others to be interrupted too."""
 
 
 class SignalWatch:
@@ -86,6 +86,10 @@ class SignalWatch:
         replaced, are not recorded. Outside the main thread, where Python allows no handlers, none are. A handler that
         the program installs meanwhile stays. A signal received after the last update step is raised again at the end
         of the context.
+
+        Raises:
+            SystemExit: For a RuntimeError of one of several ranks after a signal: one that waits for another, which was
+                interrupted at the deadline, learns in this way that it has left.
         """
         previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
@@ -97,6 +101,12 @@ class SignalWatch:
         try:
             with outliving(self.signals()):
                 yield
+        except RuntimeError as error:  # as each error of a collective is
+            if self.received and has_other_ranks():
+                name = signal.Signals(self.received).name
+                logger.exception("%s: exiting without a save; another rank may have left before this one:", name)
+                raise SystemExit(exit_status(self.received)) from error
+            raise
         finally:
             if self.deadline is not None:
                 self.deadline.leave(exits=isinstance(sys.exception(), SystemExit))
@@ -158,7 +168,7 @@ class Preemption:
         several = trainer.args.world_size > 1
         self.reads_together = several and bool(max_over_ranks(int(has_short_lived()), self._timeout))
         self._is_whole = False
-        self._group = gloo_group("deadline", _AGREEMENT) if several and watch.deadline is not None else None
+        self._group = deadline_group(watch.deadline)
 
     def begin_step(self) -> None:
         """Note that an update step begins, in the middle of which nothing can be saved."""
@@ -237,23 +247,16 @@ class Preemption:
             "%s: interrupted at %s, which had not returned %s seconds after the signal (`preemption_timeout`).",
             *(name, deadline.interrupted, deadline.timeout),
         )
-        if not (self._is_whole and keeps_weights) or not self._is_same_on_all_ranks(step):
-            logger.warning("There is no checkpoint of update step %s: its states cannot be saved from there.", step)
+        reason = ""
+        if not (self._is_whole and keeps_weights):
+            reason = "its states cannot be saved from there"
+        elif not is_same_on_all_ranks(2 * step + self._saving.has_saved, self._group):
+            reason = NOT_ALL_RANKS
+        if reason:
+            logger.warning("There is no checkpoint of update step %s: %s.", step, reason)
             return
         self._save(name, step)
         self._requeue_if_asked(signum)
-
-    def _is_same_on_all_ranks(self, step: int) -> bool:
-        """Return whether all ranks call this after the same update step, and have a checkpoint of it, or none has."""
-        if self._group is None:
-            return True
-        own = 2 * step + self._saving.has_saved
-        both = torch.tensor([own, -own])
-        try:
-            distributed.all_reduce(both, distributed.ReduceOp.MAX, self._group)
-        except RuntimeError:  # the others are not interrupted, or gone
-            return False
-        return bool(both[0] == -both[1])
 
     def _save_and_exit(self, signum: int) -> NoReturn:
         self._save(signal.Signals(signum).name, self._trainer.state.global_step)
@@ -270,6 +273,29 @@ class Preemption:
     def _requeue_if_asked(self, signum: int) -> None:
         if signum == self._watch.requeue_signal and self._trainer.is_world_process_zero():
             requeue()
+
+
+def deadline_group(deadline: Deadline | None) -> distributed.ProcessGroup | None:
+    """Return the group for :func:`is_same_on_all_ranks`, None for one process or without a deadline; on every rank."""
+    if deadline is None or not has_other_ranks():
+        return None
+    seconds = deadline.seconds_to_leave / 2
+    return gloo_group(f"{seconds} seconds after a deadline", timedelta(seconds=seconds))
+
+
+def is_same_on_all_ranks(number: int, group: distributed.ProcessGroup | None) -> bool:
+    """Return whether all ranks call this with the same ``number``, within the timeout of ``group``; True without one.
+
+    The answer of all of them is the same, unless a rank calls it as the time of another is over.
+    """
+    if group is None:
+        return True
+    both = torch.tensor([number, -number])
+    try:
+        distributed.all_reduce(both, distributed.ReduceOp.MAX, group)
+    except RuntimeError:  # the others are not interrupted, or gone
+        return False
+    return bool(both[0] == -both[1])
 
 
 def requeue() -> bool:

@@ -82,7 +82,7 @@ class TrainingEvaluation:
             BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
         """
         trainer = self._trainer
-        self._before = _sample_of_weights(trainer.model)
+        self._before = sample_of_weights(trainer.model)
         try:
             metrics = call_as_defined(trainer.evaluate, ignore_keys=ignore_keys)
         except Exception as error:
@@ -101,10 +101,10 @@ class TrainingEvaluation:
 
         Callbacks and overrides may evaluate others, such as averages, and put the former back afterwards.
         """
-        return self._before is None or torch.equal(self._before, _sample_of_weights(self._trainer.model))
+        return self._before is None or torch.equal(self._before, sample_of_weights(self._trainer.model))
 
 
-def _sample_of_weights(model: nn.Module) -> Tensor:
+def sample_of_weights(model: nn.Module) -> Tensor:
     """Return some elements of each parameter of this rank, in float32, on one device."""
     parts: list[Tensor] = []
     for parameter in model.parameters():

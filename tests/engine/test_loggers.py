@@ -16,6 +16,7 @@ import transformers
 from lightning.pytorch.callbacks import LearningRateMonitor
 from transformers.integrations import integration_utils
 
+import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.checking.trackers import TRACKERS
 from hf_compat.engine.loggers.reporters import OWN_CALLBACKS, TRANSFORMERS_CALLBACKS
@@ -155,6 +156,22 @@ def test_lightning_callbacks_write_to_the_same_run(tmp_path):
     seen = read_tensorboard(tmp_path)
     assert len(seen["curves"]["lr-AdamW/pg1"]) == len(seen["curves"]["train/loss"]) == 3
     assert seen["other files"] == []
+
+
+@pytest.mark.parametrize("calls", ["predict", "predict train"])
+def test_event_files_of_calls_outside_of_training(tmp_path, calls):
+    """There are as many as with transformers: a prediction makes neither a file nor a folder."""
+    files = {}
+    for package in (transformers, hf_compat):
+        out = tmp_path / package.__name__ / "out"
+        args = package.TrainingArguments(
+            str(out), max_steps=1, save_strategy="no", report_to="tensorboard", use_cpu=True, disable_tqdm=True
+        )
+        trainer = package.Trainer(PlainModel(), args, train_dataset=vector_rows(8), eval_dataset=vector_rows(4))
+        for call in calls.split():
+            getattr(trainer, call)(*[vector_rows(4)] * (call == "predict"))
+        files[package.__name__] = [path.is_dir() for path in sorted(out.rglob("*"))]
+    assert files["hf_compat"] == files["transformers"]
 
 
 def test_each_trial_has_a_folder(tmp_path):

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
 from safetensors.torch import load_file
@@ -37,9 +38,9 @@ def weights(folder):
     return {name: value.tolist() for name, value in load_file(file).items()}
 
 
-def signalled(server, folder, place, **settings):
+def signalled(server, folder, place, step=3, **settings):
     """Send SIGTERM to a run once it hangs; return its events to the end."""
-    process = server.start(folder, place=place, step=3, **settings)
+    process = server.start(folder, place=place, step=step, **settings)
     server.events_until("waiting")
     return server.terminate(process)
 
@@ -92,6 +93,84 @@ def test_signal_to_the_processes_of_a_pool(server, undisturbed, tmp_path):
     assert (steps(events, "saved"), events[-1], newest(tmp_path)) == ([3], LEFT, 3)
     assert server.run(tmp_path)[-2:] == FINISHED
     assert weights(tmp_path) == undisturbed
+
+
+def signalled_ranks(server, folder, place, *, waiting, hanging, **more):
+    """Send SIGTERM to both of two ranks once ``waiting`` of them hang; return the events to the end."""
+    settings = {"preemption_timeout": 1.5, "seconds_to_exit": 5.0, **more}
+    server.start(folder, ranks=2, hanging=hanging, place=place, step=3, **settings)
+    (*_, started) = server.events_until("ranks")
+    events = [event for _ in range(waiting) for event in server.events_until("waiting")]
+    began = time.monotonic()
+    for rank in started["processes"]:
+        os.kill(rank, signal.SIGTERM)
+    events += server.events_until("ended")
+    seconds = time.monotonic() - began
+    assert server.next_event() == {"event": "exit", "status": 0}
+    assert (events[-1]["statuses"], seconds < 60) == ([143, 143], True)
+    return events
+
+
+@pytest.mark.parametrize("place", ["on_step_end", pytest.param("on_step_begin", marks=pytest.mark.slow)])
+def test_both_ranks_hang(server, tmp_path, place):
+    """Ranks that hang after the same update step save it together, leave by 143, and go on from it."""
+    events = signalled_ranks(server, tmp_path, place, waiting=2, hanging=[0, 1])
+    assert (steps(events, "saved"), newest(tmp_path)) == ([3, 3], 3)
+    assert_tidy(tmp_path)
+    events = server.run(tmp_path, ranks=2)
+    assert (events[-2]["statuses"], newest(tmp_path)) == ([0, 0], STEPS)
+
+
+@pytest.mark.slow
+def test_no_rank_hangs(server, tmp_path):
+    """Both save the same update step long before the deadline, and leave by 143."""
+    events = signalled_ranks(server, tmp_path, "endless", waiting=2, hanging=[], max_steps=10**6)
+    one, other = steps(events, "saved")
+    assert one == other == newest(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", ["on_step_end", "dataset", "compute_metrics"])
+def test_one_rank_that_hangs(server, tmp_path, place, rank):
+    """The other rank waits for it in a collective; both leave by 143, without a checkpoint, which needs both."""
+    events = signalled_ranks(server, tmp_path, place, waiting=1, hanging=[rank])
+    assert (steps(events, "saved"), newest(tmp_path)) == ([], 0)
+
+
+@pytest.fixture(scope="module")
+def plain(server, tmp_path_factory):
+    """The weights of a run of a plain ``lightning.Trainer`` in which nothing hangs."""
+    folder = tmp_path_factory.mktemp("plain")
+    assert server.run(folder, alone=True)[-1]["status"] == 0
+    return load_file(newest_folder(folder) / "model.safetensors")
+
+
+def newest_folder(folder):
+    return folder / "out" / f"checkpoint-{newest(folder)}"
+
+
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [
+        pytest.param("dataset", 3),
+        pytest.param("on_validation_batch_start", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_plain_lightning(server, plain, tmp_path, place, step):
+    """`PreemptionSaving` has the same deadline: the last update step is saved, and the next start loses nothing."""
+    events = signalled(server, tmp_path, place, step=step, alone=True)
+    assert (events[-1], newest(tmp_path)) == (LEFT, step)
+    assert server.run(tmp_path, alone=True)[-1]["status"] == 0
+    found = load_file(newest_folder(tmp_path) / "model.safetensors")
+    assert {name: value.tolist() for name, value in found.items()} == {k: v.tolist() for k, v in plain.items()}
+
+
+@pytest.mark.parametrize("place", [pytest.param("on_train_batch_start", marks=pytest.mark.slow), "on_before_backward"])
+def test_plain_lightning_in_an_update_step(server, tmp_path, place):
+    """Nothing is saved once a batch has been read, which the next start would leave out; the run exits all the same."""
+    events = signalled(server, tmp_path, place, step=3, alone=True)
+    assert (events[-1], newest(tmp_path)) == (LEFT, 0)
 
 
 def test_no_deadline(server, tmp_path):

@@ -59,7 +59,9 @@ def loader(rows: list[Any], **settings: Any) -> DataLoader[Any]:
     return DataLoader(ListDataset(rows), batch_size=4, collate_fn=default_data_collator, **settings)
 
 
-def train(folder: Path, *others: lightning.Callback, **settings: Any) -> tuple[lightning.Trainer, HFCheckpoints]:
+def train(
+    folder: Path, *others: lightning.Callback, timeout: float | None = 20.0, **settings: Any
+) -> tuple[lightning.Trainer, HFCheckpoints]:
     """Train in ``folder``, from its newest checkpoint if there is one."""
     torch.manual_seed(0)
     module, out = Classifier(), folder / "out"
@@ -68,7 +70,7 @@ def train(folder: Path, *others: lightning.Callback, **settings: Any) -> tuple[l
         accelerator="cpu",
         max_epochs=4,
         accumulate_grad_batches=2,
-        callbacks=[*others, UpdateStepLogs(3), GradientNorm(3), checkpoints, PreemptionSaving(checkpoints)],
+        callbacks=[*others, UpdateStepLogs(3), GradientNorm(3), checkpoints, PreemptionSaving(checkpoints, timeout)],
         plugins=[HFCheckpointIO()],
         logger=CSVLogger(folder),
         log_every_n_steps=1,

@@ -17,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import hf_compat
 from hf_compat import Seq2SeqTrainer, Trainer, to_lightning
+from hf_compat.errors import CallbackError
 from tests.support import trainers
 from tests.support.freeing import SAVING, SITUATIONS, KeepsAll, Situation, failed, held_after, train, without_collector
 from tests.support.helpers import ListDataset, vector_rows
@@ -350,6 +351,22 @@ def test_a_method_replaced_in_the_middle_of_a_run_is_called(tmp_path):
     trainer.lightning_backend.callbacks.append(Replaces())
     trainer.train()
     assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("bar", [pl.callbacks.TQDMProgressBar, pl.callbacks.RichProgressBar])
+def test_a_bar_that_outlives_its_trainer(tmp_path, bar):
+    """What it reads of the trainer is an error that says what to keep; the next Trainer takes it as a new one."""
+    kept = bar()
+    trainer = new_trainer(tmp_path, callbacks=[kept])
+    trainer.train()
+    batches = kept.total_train_batches
+    del trainer
+    gc.collect()
+    with pytest.raises(CallbackError, match=r"`trainer\.\w+`.*Keep that Trainer in a variable"):
+        _ = kept.total_train_batches
+    trainer = new_trainer(tmp_path, callbacks=[kept])
+    trainer.train()
+    assert kept.total_train_batches == batches
 
 
 # A Trainer without a run

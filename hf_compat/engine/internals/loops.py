@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from hf_compat.engine.internals.evaluation_loop import step_alike
+from hf_compat.errors import CallbackError
 
 __all__ = [
     "continues_epoch",
@@ -247,12 +248,30 @@ def _drop_strategy(loop: _Loop) -> None:
         metric.meta.sync.should = False  # which forgets the function, too
 
 
+class _Gone:
+    """What a callback has for a ``lightning.Trainer`` that is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise CallbackError(
+            f"A Lightning callback reads `trainer.{name}`, but the Trainer that it was passed to is gone. Keep that "
+            "Trainer in a variable for as long as you read the callback."
+        )
+
+
+def _replace_in(callbacks: Iterable[weakref.ref[Any]], old: object, new: object) -> None:
+    """Replace attributes of ``callbacks``, as far as they are still there."""
+    for callback in (reference() for reference in callbacks):
+        if callback is not None:
+            vars(callback).update({name: new for name, value in vars(callback).items() if value is old})
+
+
 def refer_weakly_to(pl_trainer: pl.Trainer) -> None:
     """Have what ``pl_trainer`` consists of refer to it weakly, so that it goes with its last user.
 
-    Its module has no trainer then, as a copy of it has none. Contract: loops, connectors and callbacks, and what they
-    consist of, have the trainer as an attribute; each call gives callbacks the module's ``log`` and ``log_dict``, and
-    the module its trainer.
+    Its module has no trainer then, as a copy of it has none. What a callback reads of it once it is gone, as progress
+    bars do, is an error that says what to keep. Contract: loops, connectors and callbacks, and what they consist of,
+    have the trainer as an attribute; each call gives callbacks the module's ``log`` and ``log_dict``, and the module
+    its trainer.
     """
 
     def referring(objects: Iterable[object]) -> list[Any]:
@@ -267,6 +286,7 @@ def refer_weakly_to(pl_trainer: pl.Trainer) -> None:
         parts += referring(own.values())
         if isinstance(part, _Loop):
             _drop_strategy(part)
+    weakref.finalize(pl_trainer, _replace_in, [weakref.ref(each) for each in callbacks], weak, _Gone()).atexit = False
     module = pl_trainer.strategy._lightning_module
     for callback in callbacks:
         for name in ("log", "log_dict"):

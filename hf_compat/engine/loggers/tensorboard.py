@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from hf_compat.arguments.run_names import event_folder
@@ -44,6 +46,17 @@ class EventFiles(TensorBoardLogger):
             return
         self.close()
         self.folder, self._experiment = folder, self._given
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The ``SummaryWriter``, which makes its file when something is first written: a prediction writes nothing.
+
+        Lightning reads this as it sets up each call.
+        """
+        if self._experiment is None:
+            self._experiment = _delayed_writer(self.log_dir)
+        return self._experiment
 
     @property
     def log_dir(self) -> str:
@@ -137,6 +150,24 @@ class TensorBoardCallback(TrainerCallback):
     ) -> None:
         """Close the event file."""
         self.logger.close()
+
+
+def _delayed_writer(folder: str) -> Any:
+    """Return a ``SummaryWriter`` of ``folder`` that has no file yet, as one that has been closed."""
+    try:
+        module: Any = importlib.import_module("torch.utils.tensorboard")
+    except ImportError:  # it needs `tensorboard`, for which Lightning takes this too
+        return importlib.import_module("tensorboardX").SummaryWriter(log_dir=folder)
+
+    class DelayedWriter(module.SummaryWriter):
+        _is_made = False
+
+        def _get_file_writer(self) -> Any:
+            return super()._get_file_writer() if self._is_made else None
+
+    writer = DelayedWriter(log_dir=folder)
+    writer._is_made = True
+    return writer
 
 
 def write_configuration(writer: Any, args: TrainingArguments, model: nn.Module | None) -> None:
