@@ -24,7 +24,7 @@ from hf_compat.optim.prepared import unwrap_optimizer
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["explain_backward", "note_inputs", "note_run"]
+__all__ = ["explain_backward", "note_inputs", "noting"]
 
 _NO_GRADIENTS = "element 0 of tensors does not require grad"
 """The beginning of torch's error for the backward pass of what depends on no parameter that requires gradients."""
@@ -95,14 +95,19 @@ def note_inputs(error: Exception, trainer: Trainer, inputs: object) -> None:
             error.add_note(note)
 
 
-def note_run(error: Exception, trainer: Trainer, *, evaluates: bool = False) -> None:
-    """Add to ``error``, which ended a run or, if it ``evaluates``, an evaluation, what is known of its cause."""
-    if isinstance(error, HFCompatError):
-        return
-    with contextlib.suppress(Exception):
-        for kind in _OF_RUNS:
-            for note in kind(error, trainer, evaluates):
-                _add(error, note)
+@contextlib.contextmanager
+def noting(trainer: Trainer, *, evaluates: bool = False) -> Iterator[None]:
+    """Context that adds to an error, which ends a run or, if it ``evaluates``, an evaluation, what is known of it."""
+    try:
+        yield
+    except HFCompatError:
+        raise
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            for kind in _OF_RUNS:
+                for note in kind(error, trainer, evaluates):
+                    _add(error, note)
+        raise
 
 
 def _add(error: Exception, note: str) -> None:

@@ -227,6 +227,7 @@ def test_other_frozen_parameters(tmp_path):
 @pytest.mark.skipif(
     Version("5") <= Version(transformers.__version__), reason="transformers 5 has inputs of layers require gradients"
 )
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_checkpointing_behind_frozen_embeddings(tmp_path):
     """Reentrant checkpointing loses the gradients; the error says so, not that the loss was detached."""
     model: Any = gpt2()

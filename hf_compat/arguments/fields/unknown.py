@@ -13,8 +13,10 @@ _MIN_SIMILARITY = 0.6
 """Similarity, 0 to 1, from which a wrong value is taken for a misspelt one."""
 _SHORTEST_BEGINNING = 3
 """Characters of a wrong value from which it is compared with the beginnings of others."""
-_OF_TRAINER = ("callbacks", "compute_metrics", "data_collator", "eval_dataset", "model", "model_init", "optimizers")
-_OF_TRAINER += ("processing_class", "tokenizer", "train_dataset")
+_OF_TRAINER = [
+    *("callbacks", "compute_metrics", "data_collator", "eval_dataset", "model", "model_init", "optimizers"),
+    *("processing_class", "tokenizer", "train_dataset"),
+]
 _ELSEWHERE = {
     **dict.fromkeys(_OF_TRAINER, "pass it to the Trainer"),
     **dict.fromkeys(("dataset_text_field", "max_seq_length", "packing"), "trl's `SFTConfig` has it"),
