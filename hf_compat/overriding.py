@@ -80,6 +80,9 @@ def explain_missing(trainer: object, name: str) -> Any:
             "`strategy` is an attribute of `trainer.lightning_trainer`, not of this Trainer. Under Ray none is needed: "
             "use `ray.train.huggingface.transformers.prepare_trainer`, not `ray.train.lightning.prepare_trainer`."
         )
+    if name == "lightning_backend":
+        kind = type(trainer).__name__
+        raise AttributeError(f"`{kind}.__init__` has not called `super().__init__(...)`. Call it first.")
     return object.__getattribute__(trainer, name)  # raises again, naming what was missing
 
 

@@ -91,6 +91,7 @@ class CallbackHandler(TrainerCallback):
         callbacks: The list, in the order of calls; may be changed in place.
         train_dataloader: The training data loader, once there is one.
         eval_dataloader: The data loader of the current evaluation, once there is one.
+        returned: Class of a callback, event, and what it last returned in place of the control that it was given.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class CallbackHandler(TrainerCallback):
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
+        self.returned: tuple[str, str, object] | None = None
         self._methods: defaultdict[str, dict[type, _EventMethod]] = defaultdict(dict)  # by event and callback class
         for callback in callbacks:
             self.add_callback(callback)
@@ -217,6 +219,8 @@ class CallbackHandler(TrainerCallback):
                 _note_parameters(error, callback, event)
                 raise
             if result is not None:
+                if result is not control:
+                    self.returned = (type(callback).__name__, event, result)
                 control = result
         return control
 

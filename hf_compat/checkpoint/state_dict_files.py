@@ -49,9 +49,10 @@ def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str)
     try:
         target.load_state_dict(state)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        also = ", and the same parameters frozen" if "parameter group" in str(error) else ""
         raise CheckpointError.also(type(error))(
             f"`{path}` does not fit this run's {type(target).__name__}: {error or type(error).__name__}. Resume with "
-            "the model and arguments that the checkpoint was written with."
+            f"the model and arguments that the checkpoint was written with{also}."
         ) from error
 
 

@@ -39,6 +39,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_MOST_NAMED = 3
+"""Weights of another shape that an error names."""
 # Other classes have a `save_pretrained` too, but one that `load_state_dict` cannot undo.
 _SAVE_THEMSELVES = ("transformers.modeling_utils.PreTrainedModel", "peft.PeftModel")
 
@@ -223,7 +225,7 @@ def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], l
     targets = model.state_dict()
     for file in files:
         state = {name: distribute_like(targets.get(name), value) for name, value in read_weights(file)}
-        with _naming(file, model):
+        with _naming(file, model, state):
             result = model.load_state_dict(state, strict=False)
         missing = [name for name in result.missing_keys if missing is None or name in missing]
         unexpected.extend(result.unexpected_keys)
@@ -257,14 +259,31 @@ def read_weights(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def _naming(file: Path, model: nn.Module) -> Iterator[None]:
-    """Name ``file`` and ``model`` in the error if weights cannot be loaded into the model."""
+def _naming(file: Path, model: nn.Module, state: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Name ``file`` and ``model`` in the error if weights, those of ``state``, cannot be loaded into the model."""
     try:
         yield
     except (AttributeError, LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+        told = _differences(model, state or {}) or error
         raise CheckpointError.also(type(error))(
-            f"The weights in `{file}` do not fit {type(model).__name__}: {error}"
+            f"The weights in `{file}` do not fit {type(model).__name__}: {told}"
         ) from error
+
+
+def _differences(model: nn.Module, state: Mapping[str, Any]) -> str:
+    """Return how the weights of ``state`` differ from those of ``model``, a line each; empty if no shape does."""
+    own = {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    shapes = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
+    other = [name for name, shape in shapes.items() if own.get(name, shape) != shape]
+    if not other:
+        return ""
+    lines = [f"{len(other)} of {len(shapes)} have another shape (size mismatch)."]
+    lines += [f"`{name}`: {shapes[name]} in the file, {own[name]} in the model" for name in other[:_MOST_NAMED]]
+    lines += [f"and {len(other) - _MOST_NAMED} more"] if len(other) > _MOST_NAMED else []
+    alone = shapes.keys() - own.keys()
+    lines += [f"only in the file: {len(alone)}, such as `{min(alone)}`"] if alone else []
+    lines.append("Resume with the model that the checkpoint was written with, of the same `config.json`.")
+    return "\n  ".join(lines)
 
 
 def _not_aliased(model: nn.Module, missing: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.errors import DataError, LoaderError, described
+from hf_compat.nested import leaves
 
 __all__ = [
     "DataCollatorWithPadding",
@@ -27,6 +28,7 @@ __all__ = [
 
 _NUMPY_LABELS_ARE_CLASSES = Version("5.22")
 _LABEL_NAMES = ("label", "label_ids")
+_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray, Tensor)
 _PAD_WARNING = "Asking-to-pad-a-fast-tokenizer"
 
 
@@ -117,21 +119,34 @@ def default_data_collator(features: list[Any], return_tensors: str = "pt") -> di
     if kind is None:
         raise DataError(f"`return_tensors={return_tensors!r}` is not supported: use 'pt' or 'np'.")
     samples = features if isinstance(features[0], Mapping) else [_attributes(feature) for feature in features]
-    labels = kind.labels(samples)
+    try:
+        labels = kind.labels(samples)
+    except (RuntimeError, TypeError, ValueError) as error:
+        name = "label" if samples[0].get("label") is not None else "label_ids"
+        _note_values(error, name, [sample.get(name) for sample in samples])
+        raise
     batch = {} if labels is None else {"labels": labels}
     for name, value in samples[0].items():
         if name not in _LABEL_NAMES and value is not None and not isinstance(value, str):
-            values = [sample[name] for sample in samples]
             try:
+                values = [sample[name] for sample in samples]
                 batch[name] = kind.column(values)
-            except (RuntimeError, ValueError) as error:
-                _note_lengths(error, name, values)
+            except (RuntimeError, TypeError, ValueError) as error:
+                _note_values(error, name, values)
                 raise
     return batch
 
 
-def _note_lengths(error: Exception, name: str, values: list[Any]) -> None:
-    """Add to ``error``, of stacking the ``values`` of the column ``name``, that their lengths differ, if so."""
+def _note_values(error: Exception, name: str, values: list[Any]) -> None:
+    """Add to ``error``, of stacking the ``values`` of the column ``name``, why they are no tensor, if that is seen."""
+    odd = next((value for value in leaves(values) if not isinstance(value, _NUMBERS)), 0)
+    if not isinstance(odd, int):
+        found = "None" if odd is None else f"texts, such as {odd!r}" if isinstance(odd, str) else described(odd)
+        remedy = "Fill them in, or leave such samples out" if odd is None else "Make numbers of them in the dataset"
+        if isinstance(odd, str):
+            remedy = "Make classes of them: `dataset.class_encode_column(...)`" if "label" in name else "Tokenize them"
+        error.add_note(f"`{name}`: some of its values are {found}, of which no tensor can be made. {remedy}.")
+        return
     with contextlib.suppress(TypeError):  # numbers have none
         lengths = sorted({len(value) for value in values})
         if len(lengths) > 1:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Arrays", "EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"]
+__all__ = [
+    "Arrays",
+    "EvalLoopOutput",
+    "EvalPrediction",
+    "PredictionOutput",
+    "TrainOutput",
+    "note_logits",
+    "note_prediction",
+]
 
 Arrays = np.ndarray[Any, Any] | tuple[Any, ...]
 """An array with a row per sample, or a tuple of arrays, nested like the model's outputs."""
@@ -65,3 +74,43 @@ class TrainOutput(NamedTuple):
     global_step: int
     training_loss: float
     metrics: dict[str, float]
+
+
+def note_prediction(error: Exception, prediction: EvalPrediction) -> None:
+    """Add to ``error`` of ``compute_metrics`` what it mistakes in ``prediction``, its argument, if that is seen."""
+    told = str(error)
+    if isinstance(error, AttributeError) and error.obj is prediction:
+        error.add_note(
+            "`compute_metrics`: an `EvalPrediction` has the model's outputs as `predictions`, labels as `label_ids` "
+            "and, if `include_for_metrics` names them, `inputs` and `losses`."
+        )
+    elif isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+        error.add_note(
+            "`compute_metrics`: it is called with one argument, an `EvalPrediction`, and by name with `compute_result` "
+            "under `batch_eval_metrics=True`. Unpack it inside: `predictions, labels = prediction`."
+        )
+    elif isinstance(error, ValueError) and re.match(r"(too many|not enough) values to unpack", told):
+        parts = [
+            name for name in ("predictions", "label_ids", "inputs", "losses") if vars(prediction)[name] is not None
+        ]
+        error.add_note(f"`compute_metrics`: an `EvalPrediction` unpacks into {', '.join(parts)} here.")
+    elif isinstance(prediction.predictions, tuple) and re.search("tuple|list|inhomogeneous|same shape", told):
+        error.add_note(
+            f"`compute_metrics`: `predictions` are {len(prediction.predictions)} outputs of the model. Take one, "
+            "`predictions[0]`, or have `ignore_keys` or `preprocess_logits_for_metrics` leave the others out."
+        )
+    elif isinstance(error, OverflowError):
+        error.add_note(
+            "`compute_metrics`: predictions and labels are padded with -100, which is no token. Replace it before "
+            "decoding: `np.where(ids < 0, tokenizer.pad_token_id, ids)`."
+        )
+
+
+def note_logits(error: Exception, logits: object) -> None:
+    """Add to ``error`` of ``preprocess_logits_for_metrics`` how it is called, or what ``logits`` are, if that is it."""
+    if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+        error.add_note("`preprocess_logits_for_metrics`: it is called with two arguments, `logits` and `labels`.")
+    elif isinstance(logits, tuple) and re.search("tuple|list", str(error)):
+        error.add_note(
+            f"`preprocess_logits_for_metrics`: `logits` are {len(logits)} outputs of the model. Take one, `logits[0]`."
+        )

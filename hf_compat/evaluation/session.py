@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_compat.callbacks.handler import fire
 from hf_compat.errors import LossError, MetricsError, described
 from hf_compat.evaluation.accumulate import PAD_INDEX, EvalAccumulator
-from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
+from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction, note_logits, note_prediction
 from hf_compat.evaluation.stream import MetricStream, is_metric, synchronise_metric
 from hf_compat.metrics import denumpify_detensorize, has_length
 from hf_compat.nested import Nested, find_batch_size, leaves
@@ -84,15 +84,6 @@ def _with_ends(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
             yield batch, False
             batch = following
         yield batch, True
-
-
-def _note_names(error: AttributeError, prediction: EvalPrediction) -> None:
-    """Add to ``error`` of ``compute_metrics`` the names that ``prediction`` has, if it was read by another."""
-    if error.obj is prediction:
-        error.add_note(
-            "`compute_metrics`: an `EvalPrediction` has the model's outputs as `predictions`, labels as `label_ids` "
-            "and, if `include_for_metrics` names them, `inputs` and `losses`."
-        )
 
 
 class EvaluationSession:
@@ -226,7 +217,14 @@ class EvaluationSession:
     def _preprocess(self, logits: Nested, labels: Nested | None) -> Nested | None:
         """Return the predictions of a batch; None if ``preprocess_logits_for_metrics`` keeps none of them."""
         preprocess = self._trainer.preprocess_logits_for_metrics
-        return logits if preprocess is None else preprocess(logits, labels)
+        if preprocess is None:
+            return logits
+        try:
+            predictions: Nested | None = preprocess(logits, labels)
+        except Exception as error:
+            note_logits(error, logits)
+            raise
+        return predictions
 
     def _gather(
         self, inputs: dict[str, Any], logits: Nested | None, labels: Nested | None
@@ -282,8 +280,8 @@ class EvaluationSession:
         prediction = self._prediction(logits, labels, inputs, losses)
         try:
             self._metrics = self._trainer.compute_metrics(prediction, compute_result=self._is_last_batch)
-        except AttributeError as error:
-            _note_names(error, prediction)
+        except Exception as error:
+            note_prediction(error, prediction)
             raise
 
     @property
@@ -335,8 +333,8 @@ class EvaluationSession:
             prediction = self._prediction(predictions, labels, inputs, losses)
             try:
                 metrics = trainer.compute_metrics(prediction)
-            except AttributeError as error:
-                _note_names(error, prediction)
+            except Exception as error:
+                note_prediction(error, prediction)
                 raise
             del prediction
         elif metrics is None:  # of each batch none

@@ -40,6 +40,8 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
     if name not in metrics:
         there = f"only {', '.join(metrics)}" if metrics else "and no other metric"
         remedy = ", or use one of these" if metrics else ""
+        if name == "eval_loss":
+            remedy += f"; there is a loss if batches have labels, by the names in `label_names={args.label_names}`"
         raise MetricNameError(
             f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
             f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."

@@ -1,28 +1,41 @@
 """Explanations of errors of a model or of torch, found after they were raised: a run without errors pays nothing.
 
-Notes are added to errors of the user's own code, which stay as they are; errors of torch about a loss become ours.
+Notes are added to errors of the user's own code, which stay as they are; errors of torch about a loss become ours. A
+kind of mistake is a function that yields notes, in ``_OF_INPUTS`` or ``_OF_RUNS``, or, if the text of the error alone
+tells, a row of ``_ADVICE``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_compat.errors import LossError, UntrainableModelError
+from hf_compat.checkpoint.optimizer_states import other_optimizer
+from hf_compat.errors import HFCompatError, LossError, UntrainableModelError, described
+from hf_compat.optim.prepared import unwrap_optimizer
 
-__all__ = ["explain_backward", "note_inputs"]
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = ["explain_backward", "note_inputs", "noting"]
 
 _NO_GRADIENTS = "element 0 of tensors does not require grad"
 """The beginning of torch's error for the backward pass of what depends on no parameter that requires gradients."""
 _NO_SCALAR = "grad can be implicitly created only for scalar outputs"
 _IGNORED = -100
 _OF_LABELS = re.compile(r"out of bounds|dtype|[Tt]arget|scalar type|result type|type .*(Float|Long|Int)")
+_OF_TYPES = re.compile(r"dtype|scalar type|type \(.*should be the same|m1 and m2")
+_OF_SHAPES = re.compile(r"size|shape|dimension|batch|broadcast|[Ii]ndex", re.I)
+_OF_CALL = re.compile(r"forward\(\) (missing .*?|got an unexpected keyword argument )'(\w+)'")
 _POSITIONS = ("max_position_embeddings", "n_positions")
+_INTEGERS = ("input_ids", "decoder_input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")
 
 
 def explain_backward(source: str, model: nn.Module, loss: Tensor, error: RuntimeError) -> None:
@@ -50,10 +63,10 @@ def explain_backward(source: str, model: nn.Module, loss: Tensor, error: Runtime
             f"`model`: no parameter of {type(model).__name__} requires gradients: {told}. Call `requires_grad_(True)` "
             "of what to train."
         ) from error
-    raise LossError(f"{source} returned a loss without gradients, {_why_without(loss)}: {told}.") from error
+    raise LossError(f"{source} returned a loss without gradients, {_why_without(loss, model)}: {told}.") from error
 
 
-def _why_without(loss: Tensor) -> str:
+def _why_without(loss: Tensor, model: nn.Module) -> str:
     """Return why ``loss`` has no gradients, as far as that is seen, and what to do."""
     if loss.is_inference():
         return "computed under `torch.inference_mode()`. Compute it outside of that"
@@ -61,35 +74,59 @@ def _why_without(loss: Tensor) -> str:
         return "since `torch.set_grad_enabled(False)` is in effect. Set it to True"
     if not loss.is_floating_point():
         return f"of {loss.dtype}. Compute it in floating point"
+    if getattr(model, "is_gradient_checkpointing", False):
+        return (
+            "as reentrant checkpointing drops those of layers behind frozen embeddings. Set "
+            "`activation_checkpointing_kwargs={'use_reentrant': False}`, or call `model.enable_input_require_grads()`"
+        )
     return (
         "computed under `torch.no_grad()`, or cut off from the parameters by `detach()`, `item()`, `numpy()` or "
         "`torch.tensor(...)`. Compute it from the model's outputs without these"
     )
 
 
-def note_inputs(error: Exception, model: nn.Module, inputs: object) -> None:
-    """Add to ``error``, of a forward pass, what ``inputs`` have that ``model`` cannot take.
-
-    Token ids beyond its vocabulary, more tokens than it has positions, and, if the error is about labels, which there
-    are and which the model takes.
-    """
-    if not isinstance(inputs, Mapping):
+def note_inputs(error: Exception, trainer: Trainer, inputs: object) -> None:
+    """Add to ``error``, of a forward pass, what ``inputs`` have that the model of ``trainer`` cannot take."""
+    if not isinstance(inputs, Mapping) or isinstance(error, HFCompatError):
         return
-    config: Any = getattr(model, "config", None)
     with contextlib.suppress(Exception):  # tensors on a GPU whose kernel has failed cannot be read
-        for note in (*_ids(model, inputs), *_positions(config, inputs)):
+        notes = (note for kind in _OF_INPUTS for note in kind(error, trainer, inputs))
+        for note in itertools.islice(notes, 1):  # the kinds that say most come first
             error.add_note(note)
-        if _OF_LABELS.search(str(error)):
-            for note in _labels(model, config, inputs):
-                error.add_note(note)
 
 
-def _ids(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[str]:
-    get: Any = getattr(model, "get_input_embeddings", None)
+@contextlib.contextmanager
+def noting(trainer: Trainer, *, evaluates: bool = False) -> Iterator[None]:
+    """Context that adds to an error, which ends a run or, if it ``evaluates``, an evaluation, what is known of it."""
+    try:
+        yield
+    except HFCompatError:
+        raise
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            for kind in _OF_RUNS:
+                for note in kind(error, trainer, evaluates):
+                    _add(error, note)
+        raise
+
+
+def _add(error: Exception, note: str) -> None:
+    if note not in getattr(error, "__notes__", ()):  # an evaluation's, which has ended a run too
+        error.add_note(note)
+
+
+# What the batch tells
+
+
+def _ids(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    get: Any = getattr(trainer.model, "get_input_embeddings", None)
     size = getattr(get() if callable(get) else None, "num_embeddings", None)
     for name in ("input_ids", "decoder_input_ids"):
         ids = inputs.get(name)
-        if size is None or not isinstance(ids, Tensor) or ids.is_floating_point() or not ids.numel():
+        if size is None or not isinstance(ids, Tensor) or not ids.numel():
+            continue
+        if ids.is_floating_point():
+            yield f"`{name}`: of {ids.dtype}, but ids of tokens are integers. Convert them: `.long()`."
             continue
         wrong = ids[(ids < 0) | (ids >= size)]
         if wrong.numel():
@@ -100,22 +137,64 @@ def _ids(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _positions(config: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
-    ids = inputs.get("input_ids")
+def _positions(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    ids, config = inputs.get("input_ids"), getattr(trainer.model, "config", None)
     for name in _POSITIONS:
         limit = getattr(config, name, None)
-        if isinstance(limit, int) and isinstance(ids, Tensor) and ids.ndim > 1 and ids.shape[-1] > limit > 0:
+        if not isinstance(limit, int) or not isinstance(ids, Tensor) or ids.ndim < 2 or limit <= 0:
+            continue
+        most = limit - _first_position(trainer.model)
+        if ids.shape[-1] > most:
+            why = "" if most == limit else f", of which the first {limit - most} are not for tokens"
             yield (
                 f"`input_ids`: sequences of {ids.shape[-1]} tokens, but the model has {limit} positions "
-                f"(`config.{name}`). Tokenize with `truncation=True, max_length={limit}`."
+                f"(`config.{name}`){why}. Tokenize with `truncation=True, max_length={most}`."
             )
             return
 
 
-def _labels(model: nn.Module, config: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
-    labels = inputs.get("labels")
-    if not isinstance(labels, Tensor) or not labels.numel():
+def _first_position(model: nn.Module) -> int:
+    """Return the position of the first token, which is behind that of padding in RoBERTa and its kin."""
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None:
+            return int(padding) + 1
+    return 0
+
+
+def _token_types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    types, count = (
+        inputs.get("token_type_ids"),
+        getattr(getattr(trainer.model, "config", None), "type_vocab_size", None),
+    )
+    if isinstance(types, Tensor) and isinstance(count, int) and types.numel() and int(types.max()) >= count:
+        yield (
+            f"`token_type_ids`: up to {int(types.max())}, but the model has {count} (`config.type_vocab_size`). "
+            "Tokenize with the model's own tokenizer, or with `return_token_type_ids=False`."
+        )
+
+
+def _shapes(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    if not _OF_SHAPES.search(str(error)):
         return
+    shapes = {name: tuple(value.shape) for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim}
+    if len({shape[0] for shape in shapes.values()}) > 1:
+        told = ", ".join(f"{shape[0]} of `{name}`" for name, shape in shapes.items())
+        yield f"`data_collator`: one batch has {told}. Return a row of each for each sample."
+    per_token = re.search("TokenClassification|MaskedLM|CausalLM|LMHead", type(trainer.model).__name__)
+    ids, labels = shapes.get("input_ids", ()), shapes.get("labels", ())
+    if per_token and len(ids) == len(labels) == 2 and ids != labels:
+        yield (
+            f"`labels`: of shape {labels}, but `input_ids` of {ids}. Each token has a label, which is -100 where it is "
+            "not scored: make and pad both together, as `DataCollatorForTokenClassification` does."
+        )
+
+
+def _labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    labels = inputs.get("labels")
+    if not isinstance(labels, Tensor) or not labels.numel() or not _OF_LABELS.search(str(error)):
+        return
+    model, config = trainer.model, getattr(trainer.model, "config", None)
     is_classifier = "Classification" in type(model).__name__
     field = "num_labels" if is_classifier else "vocab_size"
     count = getattr(config, field, None)
@@ -133,3 +212,186 @@ def _labels(model: nn.Module, config: Any, inputs: Mapping[str, Any]) -> Iterato
             "are integers; for floats set `problem_type='regression'`, or, with a 0 or 1 for each of several classes, "
             "'multi_label_classification'."
         )
+
+
+def _types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    own = next((value.dtype for value in trainer.model.parameters() if value.is_floating_point()), None)
+    if own is None or not _OF_TYPES.search(str(error)):
+        return
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and value.dtype != own and name not in _INTEGERS:
+            yield (
+                f"`{name}`: of {value.dtype}, but the model's parameters are of {own}. Convert it in the dataset or "
+                f"the collator: `.to({own})`."
+            )
+
+
+def _lists(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    names = [f"`{name}`" for name, value in inputs.items() if isinstance(value, list)]
+    if names and isinstance(error, AttributeError | TypeError) and "list" in str(error):
+        yield (
+            f"`data_collator`: in its batch {', '.join(names)} are lists, not tensors. Return tensors: "
+            "`torch.tensor(...)`, or of a tokenizer `return_tensors='pt'`."
+        )
+
+
+def _arguments(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    if not isinstance(error, TypeError):
+        return
+    if trainer.compute_loss_func is not None and "'num_items_in_batch'" in str(error):
+        yield "`compute_loss_func`: it is called with `(outputs, labels, num_items_in_batch=...)`. Take all three."
+    if (found := _OF_CALL.search(str(error))) is None:
+        return
+    kind, there, name = type(trainer.model).__name__, ", ".join(inputs), found.group(2)
+    if found.group(1).startswith("missing"):
+        yield f"`{name}`: {kind}.forward needs it, but a batch has only {there}. Name a column like it."
+        return
+    takes = ", ".join(inspect.signature(trainer.model.forward).parameters)
+    yield (
+        f"`{name}`: a batch has {there}; {kind}.forward takes {takes}. Remove the column, or, in a dataset, leave that "
+        "to `remove_unused_columns=True`."
+    )
+
+
+def _missing_labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if key in ("label", "label_ids") and "labels" in inputs:
+        yield f"`{key}`: the collator names it `labels`."
+        return
+    if key != "labels" and not (isinstance(error, AttributeError) and "'NoneType'" in str(error)):
+        return
+    names = _columns(trainer)
+    if names and not any("label" in name for name in names):
+        yield (
+            f"`labels`: a batch has none, and the dataset no column of that name, only {', '.join(names)}. Rename the "
+            "column of the labels."
+        )
+
+
+def _no_inputs(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+    if "input_ids or inputs_embeds" not in str(error) and "decoder_input_ids" not in str(error):
+        return
+    if "input_ids" not in inputs:
+        yield (
+            f"`input_ids`: a batch has only {', '.join(inputs)}, and the dataset the columns "
+            f"{', '.join(_columns(trainer))}. Tokenize its texts: `dataset.map(lambda rows: tokenizer(rows['text']))`."
+        )
+    elif "labels" not in inputs:
+        yield "`labels`: a batch has none, but the model makes the decoder's inputs of them. Tokenize the target texts."
+
+
+_OF_INPUTS = (
+    *(_ids, _positions, _token_types, _shapes, _no_inputs, _arguments, _lists),
+    *(_missing_labels, _types, _labels),
+)
+"""Kinds of mistakes, as functions of an error, the Trainer and the inputs of the model."""
+
+
+# What the run tells
+
+
+def _columns(trainer: Trainer) -> list[str]:
+    """Return the names of the columns of the Trainer's data sets, before any were removed."""
+    names: dict[str, None] = {}
+    evaluated = trainer.eval_dataset
+    for dataset in (trainer.train_dataset, *(evaluated.values() if isinstance(evaluated, dict) else (evaluated,))):
+        with contextlib.suppress(Exception):  # None, a stream without names, or code of the user's
+            columns = getattr(dataset, "column_names", None)
+            names |= dict.fromkeys(columns if columns is not None else dataset[0])
+    return [*names]
+
+
+def _removed(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+    if not isinstance(error, KeyError) or not trainer.args.remove_unused_columns:
+        return
+    kept = trainer._signature_columns or ()
+    removed = [name for name in _columns(trainer) if name not in kept]
+    key = error.args[0] if error.args else None
+    if key in removed or any(f"KeyError: {name!r}" in str(error) for name in removed):  # the latter of a worker
+        yield (
+            f"`remove_unused_columns=True`: the Trainer removed the columns {', '.join(removed)}, which "
+            f"{type(trainer.model).__name__}.forward does not take. Set it to False to keep them; `data_collator` then "
+            "returns only what the model takes."
+        )
+
+
+def _control(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+    returned = trainer.callback_handler.returned
+    if returned is None:
+        return
+    callback, event, value = returned
+    if str(error).startswith(f"{type(value).__name__!r} object has no attribute 'should_"):
+        yield (
+            f"`callbacks`: `{callback}.{event}` returned {described(value)}, which is no `TrainerControl`. Return the "
+            "`control` that it was given, or nothing."
+        )
+
+
+def _optimizer(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+    optimizer = unwrap_optimizer(trainer.optimizer)
+    if isinstance(error, KeyError) and optimizer is not None:
+        yield from other_optimizer(error, optimizer)
+
+
+def _data(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+    field = "eval_dataset" if evaluates else "train_dataset"
+    if str(error) == f"object of type {type(getattr(trainer, field)).__name__!r} has no len()":
+        yield f"`{field}`: a dataset has `__len__` and `__getitem__`, or derives from torch's `IterableDataset`."
+    name = getattr(trainer.model, "main_input_name", "input_ids")
+    if evaluates and isinstance(error, KeyError) and error.args == (name,) and name not in _columns(trainer):
+        yield (
+            f"`include_for_metrics={trainer.args.include_for_metrics}`: a batch has no {name!r}. Set "
+            "`model.main_input_name` to the name of the inputs."
+        )
+
+
+def _memory(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+    if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
+        return
+    if evaluates:
+        yield (
+            f"`per_device_eval_batch_size={trainer.args.per_device_eval_batch_size}`: lower it. Predictions stay on "
+            "the device until the end: `eval_accumulation_steps=1` moves them to the CPU, and a "
+            "`preprocess_logits_for_metrics` that returns `logits.argmax(-1)` makes them small."
+        )
+        return
+    yield (
+        f"`per_device_train_batch_size={trainer.args.per_device_train_batch_size}`: lower it, and raise "
+        "`gradient_accumulation_steps` by the same factor, which keeps the samples per update step; "
+        "`auto_find_batch_size=True` does both. `activation_checkpointing=True` needs less memory, too."
+    )
+
+
+_ADVICE = {
+    r"device-side assert|CUBLAS_STATUS_(NOT|ALLOC|EXEC)": "The GPU does not say what failed. Run it once with "
+    "`use_cpu=True`, where the same mistake has its own message; most often ids or labels are out of range.",
+    r"tensors to be on the same device|is not on the expected device": "The Trainer moves the model and its inputs. "
+    "Move what the script creates itself, such as weights of classes: `.to(trainer.args.device)`.",
+    r"through the graph a second time": "A loss depends on an earlier batch, whose graph is freed. Call `detach()` "
+    "on what the model or the script keeps from one batch to the next.",
+    r"Attempting to unscale FP16 gradients": "`fp16=True` needs parameters in float32, but the model has some in "
+    "float16. Load it with `dtype=torch.float32` (`torch_dtype` before transformers 4.56), or remove `fp16`.",
+    r"Expected to have finished reduction in the prior iteration": "Some parameters have no gradient in each update "
+    "step. Set `ddp_find_unused_parameters=True`, or freeze them: `requires_grad_(False)`.",
+    r"Expected to mark a variable ready only once": "With `activation_checkpointing=True` set "
+    "`activation_checkpointing_kwargs={'use_reentrant': False}`, and `ddp_find_unused_parameters=False`.",
+    r"list of encodings to this method that includes": "The samples have no tokens. Tokenize the dataset first: "
+    "`dataset.map(lambda rows: tokenizer(rows['text'], truncation=True), batched=True)`.",
+    r"features \(`labels` in this case\)": "`data_collator`: the default one pads the model's inputs, not labels. "
+    "Pass `DataCollatorForTokenClassification(tokenizer)`, for a label of each token, or "
+    "`DataCollatorForSeq2Seq(tokenizer, model)`, for texts.",
+    r"has no attribute 'gradient_checkpointing_enable'": "`activation_checkpointing=True`: only models of transformers "
+    "have it. Remove the field, and call `torch.utils.checkpoint.checkpoint` in the model's forward.",
+    r"Cannot handle batch sizes > 1 if no padding token": "Set `model.config.pad_token_id = tokenizer.pad_token_id`, "
+    "of a tokenizer without one after `tokenizer.pad_token = tokenizer.eos_token`.",
+}
+"""A part of an error's text to what to do."""
+
+
+def _advice(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+    told = str(error)
+    yield from (advice for pattern, advice in _ADVICE.items() if re.search(pattern, told))
+
+
+_OF_RUNS = (_removed, _control, _optimizer, _data, _memory, _advice)
+"""Kinds of mistakes, as functions of an error, the Trainer and whether it evaluates."""

@@ -34,7 +34,7 @@ from hf_compat.plan.data_limits import share_of
 from hf_compat.run.preparing import place_model, prepare_forward, wrap
 from hf_compat.trainer import shared_inputs
 from hf_compat.trainer.current_run import current_run, prepare_strategy
-from hf_compat.trainer.diagnosis import note_inputs
+from hf_compat.trainer.diagnosis import note_inputs, noting
 from hf_compat.trainer.loss import check_is_named, computing_loss, fresh_past, store_past
 from hf_compat.trainer.setup_log import announce_evaluation
 from hf_compat.trainer.transformers_4 import LegacySession
@@ -177,7 +177,8 @@ def run_loop(
         if callable(getattr(schedule_free, "eval", None)):
             schedule_free.eval()
         trainer.callback_handler.eval_dataloader = dataloader
-        with fresh_past(trainer) if for_run(trainer.args).past_index >= 0 else nullcontext():
+        past = fresh_past(trainer) if for_run(trainer.args).past_index >= 0 else nullcontext()
+        with noting(trainer, evaluates=True), past:
             backend.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
     except BaseException:
         close_progress_bars(trainer, evaluation_only=True)
@@ -289,8 +290,8 @@ def prediction_step(
     try:
         with torch.no_grad():
             loss, outputs = _forward(trainer, model, inputs, scored)
-    except (IndexError, RuntimeError, ValueError) as error:
-        note_inputs(error, trainer.model, inputs)
+    except Exception as error:
+        note_inputs(error, trainer, inputs)
         raise
     if prediction_loss_only:
         return loss, None, None

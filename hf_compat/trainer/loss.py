@@ -144,8 +144,8 @@ def forward_and_backward(
             loss: Tensor = call_as_defined(
                 trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
             )
-        except (IndexError, RuntimeError, ValueError) as error:
-            note_inputs(error, trainer.model, inputs)
+        except Exception as error:
+            note_inputs(error, trainer, inputs)
             raise
     source = f"`{type(trainer).__name__}.compute_loss`"
     if not isinstance(loss, Tensor):

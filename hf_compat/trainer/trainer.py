@@ -63,6 +63,7 @@ from hf_compat.trainer import (
     validation,
 )
 from hf_compat.trainer.current_run import View, counts_of, current_run, keep_views, new_run
+from hf_compat.trainer.diagnosis import noting
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.pushing import Pusher, write_model_card
 from hf_compat.trainer.setup_log import announce_setup
@@ -529,9 +530,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor | float:
         """Return ``grad_norm``; compute it if it is None."""
-        if grad_norm is None:
-            return self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))
-        return grad_norm
+        return self.accelerator.clip_grad_norm_(model.parameters(), float("inf")) if grad_norm is None else grad_norm
 
     # ---- training ----
 
@@ -562,7 +561,8 @@ class Trainer(metaclass=CountsCounterparts):
             arguments = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
             run = functools.partial(Trainer.train, resume_from_checkpoint=resume_from_checkpoint, **arguments)  # type: ignore[arg-type]
             return train_in_processes(self, start, run)
-        return new_run(self, trial, ignore_keys_for_eval).train(resume_from_checkpoint)
+        with noting(self):
+            return new_run(self, trial, ignore_keys_for_eval).train(resume_from_checkpoint)
 
     def _inner_training_loop(
         self,

@@ -149,7 +149,7 @@ def test_equal_records(tmp_path):
         "metric eval_loss",
         "weights",
     ]
-    assert summary(Report("s.py", 3, ours, ours, found)) == "Bit-identical over 3 update steps."
+    assert summary(Report("s.py", 3, ours, ours, found)) == "Equal to the last bit in 3 update steps."
 
 
 def test_within_the_tolerance(tmp_path):
@@ -280,7 +280,7 @@ def test_page(tmp_path, matplotlib):
     from hf_compat.tools.verify.picture import draw_comparison
 
     report = a_report(tmp_path)
-    svg = as_svg(draw_comparison(report.upstream, report.ours, report.comparison))
+    svg = as_svg(draw_comparison(report))
     text = as_page(report, svg)
     assert re.findall(r"<h2>(\w+)</h2>", text) == ["Differences", "Environment", "Arguments"]
     assert "&lt;b&gt;" in text
@@ -290,6 +290,70 @@ def test_page(tmp_path, matplotlib):
     assert not re.findall(r"""(?:src|href)=["'](?!#)""", text.replace("xmlns:xlink", ""))
     for word in ("transformers", "hf_compat", "Relative difference", "tolerance", "Loss"):
         assert word in svg
+
+
+def drawn(report):
+    """Return the panels of a report's picture by their titles, as they are drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from hf_compat.tools.verify.picture import draw_comparison
+
+    figure = draw_comparison(report)
+    FigureCanvasAgg(figure).draw()
+    return figure, {axes.get_title(loc="left"): axes for axes in figure.axes}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 20])
+def test_the_axes_have_whole_steps(steps, tmp_path, matplotlib):
+    """A metric of one update step is drawn there, with ticks at whole steps, the same in all panels."""
+    curve = {(1, step): 1.0 / step for step in range(1, steps + 1)}
+    fields = {"quantities": {"loss": curve}, "metrics": {"eval_loss": {(1, steps): 1.0}}, "steps": tuple(curve)}
+    theirs, ours = (replace(a_record(tmp_path), weights={}, **fields) for _ in range(2))
+    _, panels = drawn(Report("s.py", steps, theirs, ours, compare(theirs, ours, 1e-5)))
+    assert [*panels] == ["Loss", "eval_loss", "Relative difference"]
+    limits = {axes.get_xlim() for axes in panels.values()}
+    assert len(limits) == 1
+    for axes in panels.values():
+        ticks = axes.get_xticks()
+        assert [float(tick).is_integer() for tick in ticks] == [True] * len(ticks)
+        assert [label.get_text() for label in axes.get_xticklabels()] == [f"{tick:g}" for tick in ticks]
+    assert [*panels["eval_loss"].lines[0].get_xdata()] == [steps]
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        pytest.param({}, "Equal to the last bit in 3 update steps.", id="equal"),
+        pytest.param(
+            {"losses": (3.0, 2.0 + 2e-6, 1.0)},
+            "Equal within the tolerance of 1e-05 (fp32) in 3 update steps; the largest difference is 1e-06, in loss.",
+            id="within the tolerance",
+        ),
+        pytest.param(
+            {"losses": (3.0, 2.0, 1.5)},
+            "Differs by more than the tolerance of 1e-05 (fp32): loss, first at step 3.",
+            id="different",
+        ),
+    ],
+)
+def test_the_verdict_is_on_top(fields, line, tmp_path, matplotlib):
+    """The picture says in one line what it shows, also where it is seen alone."""
+    theirs, ours = a_record(tmp_path), a_record(tmp_path, library="hf_compat", **fields)
+    figure, _ = drawn(Report("s.py", 3, theirs, ours, compare(theirs, ours, 1e-5)))
+    assert figure.get_suptitle() == line
+    box = figure._suptitle.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
+def test_what_was_never_logged_has_no_panel(tmp_path, matplotlib):
+    """Neither a panel nor a name in the legend; what one run alone has is drawn."""
+    some, quantities = {(1, 1): 1.0}, {"loss": {(1, 1): 1.0}, "gradient norm": {}}
+    missing = {"metrics": {"eval_f1": {(1, 1): math.nan}}}
+    theirs = replace(a_record(tmp_path), quantities=quantities, **missing)
+    ours = replace(theirs, quantities={**quantities, "learning rate": some})
+    figure, panels = drawn(Report("s.py", 3, theirs, ours, compare(theirs, ours, 1e-5)))
+    assert [*panels] == ["Loss", "Learning rate", "Relative difference"]
+    assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["loss", "weights"]
 
 
 # What is run, and where
@@ -421,7 +485,7 @@ def test_a_script_is_equal(tmp_path, matplotlib):
     """A script is equal under both Trainers to the last bit, the user's folders are as before, three files are new."""
     done = verify(tmp_path, "train.py", *WORDS, "--write", "out/mine", "--steps", "6", "--noise")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Bit-identical over 6 update steps." in done.stdout
+    assert "Equal to the last bit in 6 update steps." in done.stdout
     assert "Tolerances by precision: fp64" in done.stdout
     assert "Wrote `verify.html`." in done.stdout
     content = json.loads((tmp_path / "verify.json").read_text())
@@ -434,7 +498,7 @@ def test_a_script_is_equal(tmp_path, matplotlib):
         page = (tmp_path / "verify.html").as_uri()
         dom = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'verify.c'}"]
         shown = subprocess.run([*dom, "--dump-dom", page], capture_output=True, text=True, check=True).stdout
-        assert "Bit-identical over 6 update steps." in shown
+        assert "Equal to the last bit in 6 update steps." in shown
         assert shown.count("<svg") == 1
         subprocess.run([*dom, "--window-size=1100,2000", f"--screenshot={shot}", page], capture_output=True, check=True)
         assert shot.stat().st_size > 50_000

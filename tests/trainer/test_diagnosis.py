@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from torch import nn
 
 import hf_compat
-from hf_compat.errors import LossError
+from hf_compat.errors import CheckpointError, LossError, MetricNameError, UnknownArgumentError
+from tests.support import helpers
 from tests.support.helpers import VOCABULARY, WIDTH, ListDataset, bert_classifier, gpt2, vector_rows
-from tests.support.trainers import QUIET
+from tests.support.trainers import QUIET, new_trainer
 
 
 def trainer_of(library: Any, folder: Any, model: nn.Module, rows: Any, **given: Any) -> Any:
@@ -184,3 +187,110 @@ def test_a_name_that_predictions_do_not_have(fields, tmp_path):
         with pytest.raises(AttributeError, match=note) as caught:
             trainer.evaluate()
         assert caught.traceback[-1].name == compute.__name__
+
+
+# Errors of ours that say more
+
+SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+
+
+def test_weights_of_another_model(tmp_path):
+    """Instead of torch's text, which is the cause: how many differ, the first three, and what the file alone has."""
+    new_trainer(tmp_path, model=bert_classifier(), train_dataset=tokens(5), max_steps=1, **SAVES).train()
+    config = helpers._bert_config()
+    config.type_vocab_size, config.intermediate_size = 5, 8
+    other = new_trainer(tmp_path, model=transformers.BertForMaskedLM(config), train_dataset=tokens(5), **SAVES)
+    with pytest.raises(CheckpointError) as caught:
+        other.train(resume_from_checkpoint=True)
+    first, *lines = str(caught.value).splitlines()
+    assert re.fullmatch(r"The weights in `.*model.safetensors` do not fit BertForMaskedLM: 7 of \d+ have .*", first)
+    assert [line.strip() for line in lines] == [
+        "`bert.embeddings.token_type_embeddings.weight`: (2, 16) in the file, (5, 16) in the model",
+        "`bert.encoder.layer.0.intermediate.dense.bias`: (32,) in the file, (8,) in the model",
+        "`bert.encoder.layer.0.intermediate.dense.weight`: (32, 16) in the file, (8, 16) in the model",
+        "and 4 more",
+        "only in the file: 4, such as `bert.pooler.dense.bias`",
+        "Resume with the model that the checkpoint was written with, of the same `config.json`.",
+    ]
+    assert "size mismatch for bert" in str(caught.value.__cause__)
+
+
+def test_other_frozen_parameters(tmp_path):
+    """An optimizer whose state has more parameters than this run trains."""
+    new_trainer(tmp_path, max_steps=1, **SAVES).train()
+    trainer = new_trainer(tmp_path, max_steps=2, **SAVES)
+    next(trainer.model.parameters()).requires_grad_(False)
+    with pytest.raises(CheckpointError, match=r"doesn't match the size .*, and the same parameters frozen"):
+        trainer.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.skipif(
+    Version("5") <= Version(transformers.__version__), reason="transformers 5 has inputs of layers require gradients"
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_checkpointing_behind_frozen_embeddings(tmp_path):
+    """Reentrant checkpointing loses the gradients; the error says so, not that the loss was detached."""
+    model: Any = gpt2()
+    model.requires_grad_(False)
+    model.transformer.h[-1].requires_grad_(True)
+    rows = tokens(5, 6, labels=[5, 6])
+    with pytest.raises(LossError, match=r"reentrant .* frozen embeddings.*'use_reentrant': False"):
+        new_trainer(tmp_path, model=model, train_dataset=rows, gradient_checkpointing=True).train()
+
+
+def test_the_best_model_without_labels(tmp_path):
+    """An evaluation of batches without labels has no loss; the error names the field that tells which they are."""
+
+    class Scores(hf_compat.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            outputs = model(**inputs)
+            return (outputs["logits"].mean(), outputs) if return_outputs else outputs["logits"].mean()
+
+    rows = [{"features": row["features"]} for row in vector_rows(8)]
+    fields = {**SAVES, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
+    with pytest.raises(MetricNameError, match=r"no `eval_loss`.* by the names in `label_names=None`"):
+        new_trainer(tmp_path, Scores, train_dataset=rows, **fields).train()
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("train_dataset", "pass it to the Trainer"),
+        ("compute_metrics", "pass it to the Trainer"),
+        ("max_seq_length", "trl's `SFTConfig` has it"),
+        ("truncation", "pass it to the tokenizer"),
+    ],
+)
+def test_arguments_of_others(name, place, tmp_path):
+    """What belongs elsewhere is said to, instead of a field that looks alike."""
+    with pytest.raises(UnknownArgumentError, match=f"`{name}` is not an argument of TrainingArguments: {place}"):
+        hf_compat.TrainingArguments(str(tmp_path), **{name: 1})
+
+
+def test_a_constructor_that_forgets_the_trainers():
+    """Upstream names a private attribute; the class is the same."""
+
+    class Forgets(hf_compat.Trainer):
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+    with pytest.raises(AttributeError, match=r"`Forgets.__init__` has not called `super\(\).__init__\(...\)`"):
+        Forgets(helpers.PlainModel()).train()
+
+
+def test_a_control_that_replaces_another(tmp_path):
+    """A callback may return another control, which is then the run's; an error of the user's own has no note."""
+
+    class Replaces(hf_compat.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            return hf_compat.TrainerControl(should_training_stop=True)
+
+    class Fails(hf_compat.TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise KeyError("mine")
+
+    trainer = new_trainer(tmp_path, callbacks=[Replaces(), Fails()], max_steps=3)
+    with pytest.raises(KeyError, match="mine") as caught:
+        trainer.train()
+    assert trainer.state.global_step == 1
+    assert not hasattr(caught.value, "__notes__")

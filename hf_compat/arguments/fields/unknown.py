@@ -13,6 +13,16 @@ _MIN_SIMILARITY = 0.6
 """Similarity, 0 to 1, from which a wrong value is taken for a misspelt one."""
 _SHORTEST_BEGINNING = 3
 """Characters of a wrong value from which it is compared with the beginnings of others."""
+_OF_TRAINER = [
+    *("callbacks", "compute_metrics", "data_collator", "eval_dataset", "model", "model_init", "optimizers"),
+    *("processing_class", "tokenizer", "train_dataset"),
+]
+_ELSEWHERE = {
+    **dict.fromkeys(_OF_TRAINER, "pass it to the Trainer"),
+    **dict.fromkeys(("dataset_text_field", "max_seq_length", "packing"), "trl's `SFTConfig` has it"),
+    **dict.fromkeys(("padding", "truncation"), "pass it to the tokenizer"),
+}
+"""Names that often are given here, to where they belong."""
 
 __all__ = ["InitSignature", "nearest_names", "nearest_value", "refuse_unknown"]
 
@@ -49,6 +59,8 @@ def _sentence(kind: type[Any], name: str, known: Iterable[str]) -> str:
     owners = [child.__name__ for child in kind.__subclasses__() if name in inspect.signature(child).parameters]
     if owners:
         return f"{problem}use `{owners[0]}`, which has it."
+    if name in _ELSEWHERE:
+        return f"{problem}{_ELSEWHERE[name]}."
     return f"{problem}did you mean `{difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]}`?"
 
 

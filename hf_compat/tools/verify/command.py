@@ -110,7 +110,7 @@ def _tolerances(options: VerifyOptions) -> str:
 
 
 def _write(report: Report, folder: Path) -> list[str]:
-    figure = draw_comparison(report.upstream, report.ours, report.comparison)
+    figure = draw_comparison(report)
     contents = (as_json(report).encode(), as_png(figure), as_page(report, as_svg(figure)).encode())
     return write_files(dict(zip((folder / name for name in _NAMES), contents, strict=True)))
 

@@ -14,7 +14,7 @@ from hf_compat.tools.plot.output import MADE_BY, inline_svg, page, table
 from hf_compat.tools.verify.comparing import Comparison, Row
 from hf_compat.tools.verify.record import Moment, Record
 
-__all__ = ["Report", "as_json", "as_page", "as_table", "summary"]
+__all__ = ["Report", "as_json", "as_page", "as_table", "summary", "verdict"]
 
 _HEADINGS = ("quantity", "transformers", "hf_compat", "largest difference", "tolerance", "first at", "verdict")
 
@@ -41,20 +41,26 @@ class Report:
 
 def summary(report: Report) -> str:
     """Return the result in a sentence or two."""
+    note = "" if report.comparison.is_equal else _weights_note(report.comparison)
+    return f"{verdict(report)} {note}".rstrip()
+
+
+def verdict(report: Report) -> str:
+    """Return the result in one sentence."""
     comparison = report.comparison
     count = len(report.upstream.steps)
     steps = f"{count} update step{'s' * (count != 1)}"
     if comparison.is_identical:
-        return f"Bit-identical over {steps}."
+        return f"Equal to the last bit in {steps}."
     stated = f"the tolerance of {comparison.tolerance:g} ({report.precision})"
     if comparison.is_equal:
         rows = [row for row in comparison.rows if row.verdict == "within tolerance"]
         worst = max(rows, key=lambda row: row.difference or 0.0)
-        return f"Equal within {stated} over {steps}; the largest difference is {worst.difference:.2g}, in {worst.name}."
+        return f"Equal within {stated} in {steps}; the largest difference is {worst.difference:.2g}, in {worst.name}."
     first = comparison.first
     where = "" if first is None or first.first is None else f", first {_at(first.first)}"
     name = "" if first is None else f": {first.name}"
-    return f"Differs by more than {stated}{name}{where}. {_weights_note(comparison)}".rstrip()
+    return f"Differs by more than {stated}{name}{where}."
 
 
 def _weights_note(comparison: Comparison) -> str:

@@ -1,0 +1,393 @@
+"""Mistakes that people ask about: both Trainers raise the same, and here a note below says what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+import hf_compat
+from tests.support import helpers
+from tests.support.helpers import PlainModel, bert_classifier, gpt2, t5, vector_rows
+from tests.support.trainers import QUIET
+
+RELEASE = Version(transformers.__version__)
+CHECKPOINTING = f"{'activation' if Version('5.23') <= RELEASE else 'gradient'}_checkpointing"
+VECTORS = vector_rows(8)
+NUMBERED = [(7 - number, row) for number, row in enumerate(VECTORS)]
+TOKENS = [{"input_ids": [5, 6, 7], "labels": number % 3} for number in range(8)]
+TARGETS = [{"features": row["features"], "target": 1} for row in VECTORS]
+
+
+def trainer_of(
+    library: Any,
+    folder: Path,
+    model: Any = None,
+    rows: Any = VECTORS,
+    kind: Any = None,
+    fields: Any = None,
+    **given: Any,
+) -> Any:
+    """Return a Trainer of a library that trains on, and evaluates, ``rows``."""
+    args = library.TrainingArguments(str(folder), **{**QUIET, "max_steps": 2, "save_strategy": "no", **(fields or {})})
+    return (kind or library.Trainer)(model or PlainModel(), args, train_dataset=rows, eval_dataset=rows, **given)
+
+
+def train(library: Any, folder: Path, **given: Any) -> None:
+    trainer_of(library, folder, **given).train()
+
+
+def evaluate(library: Any, folder: Path, **given: Any) -> None:
+    trainer_of(library, folder, **given).evaluate()
+
+
+def arrow(rows: list[dict[str, Any]]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list(rows)
+
+
+def lengths_of_texts(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    features = torch.tensor([row["features"] for row in rows])
+    return {"features": features, "labels": torch.tensor([len(row["text"]) for row in rows])}
+
+
+WITH_TEXT = [{**row, "text": "a", "note": "b"} for row in VECTORS]
+
+
+class Raises(PlainModel):
+    """A model that raises what torch does on a GPU or on several processes."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, features: torch.Tensor, labels: Any = None) -> Any:
+        raise self.error
+
+
+class Two(PlainModel):
+    """A model with a second output."""
+
+    def forward(self, features: torch.Tensor, labels: Any = None) -> Any:
+        return {**super().forward(features, labels), "hidden": features}
+
+
+class Masked(PlainModel):
+    def forward(self, features: torch.Tensor, mask: Any, labels: Any = None) -> Any:
+        return super().forward(features, labels)
+
+
+class Unlabelled(PlainModel):
+    def forward(self, features: torch.Tensor, labels: Any = None) -> Any:
+        return super().forward(features, labels.view(-1))
+
+
+class Keeps(PlainModel):
+    """A model that adds the loss of the batch before."""
+
+    before: Any = 0
+
+    def forward(self, features: torch.Tensor, labels: Any = None) -> Any:
+        outputs = super().forward(features, labels)
+        outputs["loss"] = self.before = outputs["loss"] + self.before
+        return outputs
+
+
+def reading(key: str) -> Callable[..., None]:
+    """Return a mistake: a ``compute_loss`` that reads a name of the batch that it does not have."""
+
+    def mistake(library: Any, folder: Path, **given: Any) -> None:
+        class Reads(library.Trainer):
+            def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+                return inputs[key].sum() * model(**inputs)["loss"]
+
+        train(library, folder, kind=Reads, **given)
+
+    return mistake
+
+
+def returning(event: str, value: Callable[[Any], Any]) -> Callable[..., None]:
+    """Return a mistake: a callback that returns what is no control."""
+
+    def mistake(library: Any, folder: Path) -> None:
+        class Returns(library.TrainerCallback):
+            pass
+
+        setattr(Returns, event, lambda self, args, state, control, **kwargs: value(state))
+        train(library, folder, callbacks=[Returns()], fields={"logging_steps": 1})
+
+    return mistake
+
+
+def resumed(first: str, second: str) -> Callable[..., None]:
+    """Return a mistake: a run that goes on with another optimizer."""
+
+    def mistake(library: Any, folder: Path) -> None:
+        fields = {"save_strategy": "steps", "save_steps": 1}
+        train(library, folder, fields={**fields, "max_steps": 1, "optim": first})
+        trainer_of(library, folder, fields={**fields, "optim": second}).train(resume_from_checkpoint=True)
+
+    return mistake
+
+
+def roberta() -> Any:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    return transformers.RobertaForSequenceClassification(
+        transformers.RobertaConfig(vocab_size=48, max_position_embeddings=10, num_labels=3, **sizes)
+    )
+
+
+def token_classifier() -> Any:
+    return transformers.BertForTokenClassification(helpers._bert_config(num_labels=3))
+
+
+def lists(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def one_label_less(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = lists(rows)
+    return {"features": torch.tensor(batch["features"]), "labels": torch.tensor(batch["labels"][1:])}
+
+
+def decoding(prediction: Any) -> dict[str, float]:
+    helpers.tokenizer().batch_decode(prediction.label_ids)
+    return {}
+
+
+def unpacking(prediction: Any) -> dict[str, float]:
+    _predictions, _labels = prediction
+    return {}
+
+
+def named_inputs() -> Any:
+    model: Any = PlainModel()
+    model.main_input_name = "features"
+    return model
+
+
+class NoLength:
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return VECTORS[index]
+
+
+REMOVED = r"the Trainer removed the columns text, note, which PlainModel.forward does not take. Set it to False"
+NOT_TOKENIZED = [{"text": "w4 w5", "label": 0}] * 8
+RAGGED = [{"input_ids": [5] * (1 + number % 3), "labels": [1] * (1 + number % 3)} for number in range(8)]
+METRICS: dict[str, Any] = {"compute_metrics": lambda prediction: {}}
+
+MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
+    "a removed key in the collator": (partial(train, rows=WITH_TEXT, data_collator=lengths_of_texts), REMOVED),
+    "a removed column in the collator": (
+        lambda *run: train(*run, rows=arrow(WITH_TEXT), data_collator=lengths_of_texts),
+        REMOVED,
+    ),
+    "a removed column, evaluated": (
+        lambda *run: evaluate(*run, rows=arrow(WITH_TEXT), data_collator=lengths_of_texts),
+        REMOVED,
+    ),
+    "a removed column in a transform": (
+        lambda *run: train(*run, rows=arrow(WITH_TEXT).with_transform(lambda rows: {"labels": rows["text"]})),
+        REMOVED,
+    ),
+    "a removed column in the loss": (partial(reading("text"), rows=WITH_TEXT), REMOVED),
+    "a renamed column in the loss": (
+        partial(reading("label"), rows=[{"features": row["features"], "label": 0} for row in VECTORS]),
+        "^`label`: the collator names it `labels`",
+    ),
+    "labels of another name in the loss": (partial(reading("labels"), rows=TARGETS), "only features, target. Rename"),
+    "labels of another name in the model": (
+        partial(train, model=Unlabelled(), rows=TARGETS),
+        "^`labels`: a batch has none, .* only features, target. Rename",
+    ),
+    "a callback that returns a flag": (
+        returning("on_step_end", lambda state: True),
+        r"`Returns.on_step_end` returned an object of type bool, .* Return the `control` that it was given",
+    ),
+    "a callback that returns its logs": (returning("on_log", lambda state: {}), "`Returns.on_log` returned .* dict"),
+    "SGD after AdamW": (
+        resumed("adamw_torch", "sgd"),
+        "state of Adam or AdamW, but this run has SGD, which needs 'momentum'. Resume with",
+    ),
+    "AdamW after Adafactor": (resumed("adafactor", "adamw_torch"), "state of Adafactor, but this run has AdamW"),
+    "no padding token in the model": (
+        lambda *run: train(*run, model=gpt2_classifier(), rows=TOKENS),
+        "^Set `model.config.pad_token_id = tokenizer.pad_token_id`",
+    ),
+    "texts, with a tokenizer": (
+        lambda *run: train(*run, model=bert_classifier(), rows=NOT_TOKENIZED, processing_class=helpers.tokenizer()),
+        "^The samples have no tokens. Tokenize the dataset first",
+    ),
+    "texts, without a tokenizer": (
+        lambda *run: train(*run, model=bert_classifier(), rows=arrow(NOT_TOKENIZED)),
+        "a batch has only labels, and the dataset the columns text, label. Tokenize",
+    ),
+    "no target texts": (lambda *run: train(*run, model=t5(), rows=[{"input_ids": [5]}] * 8), "Tokenize the target"),
+    "labels of tokens that are not padded": (
+        lambda *run: train(*run, model=token_classifier(), rows=RAGGED, processing_class=helpers.tokenizer()),
+        r"Pass `DataCollatorForTokenClassification\(tokenizer\)`",
+    ),
+    "labels of other tokens": (
+        lambda *run: train(*run, model=token_classifier(), rows=[{"input_ids": [5, 6, 7], "labels": [1, 1]}] * 8),
+        r"^`labels`: of shape \(8, 2\), but `input_ids` of \(8, 3\)",
+    ),
+    "a label less": (partial(train, data_collator=one_label_less), "one batch has 8 of `features`, 7 of `labels`"),
+    "classes as texts": (
+        partial(train, rows=[{**row, "label": "good"} for row in VECTORS]),
+        r"^`label`: .* texts, such as 'good', .*`dataset.class_encode_column",
+    ),
+    "a label that is None": (
+        partial(evaluate, rows=[{"features": row["features"], "label": index or None} for index, row in NUMBERED]),
+        "^`label`: some of its values are None, of which no tensor can be made. Fill them in",
+    ),
+    "an object in a column": (
+        partial(train, rows=[{"features": Path(), "labels": 0}] * 8),
+        "an object of type PosixPath",
+    ),
+    "texts in a column": (partial(train, rows=[{"features": ["a"], "labels": 0}] * 8), "such as 'a', .* Tokenize them"),
+    "float64": (
+        partial(train, rows=[{"features": np.ones(helpers.WIDTH), "labels": 1}] * 8),
+        r"^`features`: of torch.float64, but the model's parameters are of torch.float32. .*`.to\(torch.float32\)`",
+    ),
+    "integers": (
+        partial(train, rows=[{"features": [1] * helpers.WIDTH, "labels": 1}] * 8),
+        "^`features`: of torch.int64",
+    ),
+    "ids that are floats": (
+        lambda *run: train(*run, model=bert_classifier(), rows=[{"input_ids": [5.5], "labels": 1}] * 8),
+        "^`input_ids`: of torch.float32, but ids of tokens are integers",
+    ),
+    "a batch of lists": (
+        lambda *run: train(*run, model=bert_classifier(), rows=TOKENS, data_collator=lists),
+        "^`data_collator`: in its batch `input_ids`, `labels` are lists, not tensors.*`return_tensors='pt'`",
+    ),
+    "an argument that no column has": (
+        partial(train, model=Masked()),
+        "^`mask`: Masked.forward needs it, but a batch has only features, labels",
+    ),
+    "a column that the model does not take": (
+        partial(train, rows=[{**row, "idx": 1} for row in VECTORS], fields={"remove_unused_columns": False}),
+        "^`idx`: a batch has features, labels, idx; PlainModel.forward takes features, labels. Remove the column",
+    ),
+    "types of tokens": (
+        lambda *run: train(
+            *run,
+            model=bert_classifier(type_vocab_size=1),
+            rows=[{**row, "token_type_ids": [0, 1, 1]} for row in TOKENS],
+        ),
+        "^`token_type_ids`: up to 1, but the model has 1 .*`return_token_type_ids=False`",
+    ),
+    "positions of RoBERTa": (
+        lambda *run: train(*run, model=roberta(), rows=[{"input_ids": [5] * 9, "labels": 0}] * 8),
+        "sequences of 9 tokens, but the model has 10 .* the first 2 are not for tokens.* max_length=8`",
+    ),
+    "a loss function of two arguments": (
+        partial(train, compute_loss_func=lambda outputs, labels: outputs["loss"]),
+        r"^`compute_loss_func`: it is called with `\(outputs, labels, num_items_in_batch=...\)`",
+    ),
+    "metrics of two arguments": (
+        partial(evaluate, compute_metrics=lambda predictions, labels: {}),
+        "^`compute_metrics`: it is called with one argument, an `EvalPrediction`",
+    ),
+    "metrics of two outputs": (
+        partial(evaluate, model=Two(), compute_metrics=lambda prediction: {"best": prediction.predictions.argmax()}),
+        r"^`compute_metrics`: `predictions` are 2 outputs of the model. Take one, `predictions\[0\]`",
+    ),
+    "metrics of two outputs, as one array": (
+        partial(evaluate, model=Two(), compute_metrics=lambda prediction: {"best": np.argmax(prediction.predictions)}),
+        r"^`compute_metrics`: `predictions` are 2 outputs of the model",
+    ),
+    "metrics that unpack too little": (
+        lambda *run: evaluate(
+            *run, model=named_inputs(), compute_metrics=unpacking, fields={"include_for_metrics": ["inputs"]}
+        ),
+        "unpacks into predictions, label_ids, inputs here",
+    ),
+    "metrics that decode padding": (
+        lambda *run: evaluate(
+            *run, model=gpt2(), rows=[{"input_ids": [5, 6], "labels": [-100, 6]}] * 8, compute_metrics=decoding
+        ),
+        "padded with -100, which is no token. Replace it before decoding",
+    ),
+    "inputs of another name for metrics": (
+        partial(evaluate, fields={"include_for_metrics": ["inputs"]}, **METRICS),
+        "a batch has no 'input_ids'. Set `model.main_input_name`",
+    ),
+    "logits of two outputs": (
+        partial(
+            evaluate, model=Two(), preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1), **METRICS
+        ),
+        r"^`preprocess_logits_for_metrics`: `logits` are 2 outputs of the model. Take one, `logits\[0\]`",
+    ),
+    "logits without labels": (
+        partial(evaluate, preprocess_logits_for_metrics=lambda logits: logits, **METRICS),
+        "^`preprocess_logits_for_metrics`: it is called with two arguments",
+    ),
+    "a loss of the batch before": (lambda *run: train(*run, model=Keeps()), r"Call `detach\(\)` on what .* keeps"),
+    "checkpointing of a plain module": (
+        partial(train, fields={CHECKPOINTING: True}),
+        "^`activation_checkpointing=True`: only models of transformers have it. Remove the field",
+    ),
+    "a dataset without a length": (partial(train, rows=NoLength()), "^`train_dataset`: a dataset has `__len__`"),
+    "out of memory in training": (
+        partial(train, model=Raises(torch.OutOfMemoryError("CUDA out of memory."))),
+        "^`per_device_train_batch_size=8`: lower it, and raise `gradient_accumulation_steps`",
+    ),
+    "out of memory in an evaluation": (
+        partial(evaluate, model=Raises(torch.OutOfMemoryError("CUDA out of memory."))),
+        "^`per_device_eval_batch_size=8`: lower it. .* `eval_accumulation_steps=1`",
+    ),
+    "a kernel that failed": (
+        partial(train, model=Raises(RuntimeError("CUDA error: device-side assert triggered"))),
+        "Run it once with `use_cpu=True`",
+    ),
+    "a tensor on another device": (
+        partial(train, model=Raises(RuntimeError("Expected all tensors to be on the same device, but found two"))),
+        r"`.to\(trainer.args.device\)`",
+    ),
+    "weights in float16": (
+        partial(train, model=Raises(ValueError("Attempting to unscale FP16 gradients."))),
+        "^`fp16=True` needs parameters in float32",
+    ),
+    "unused parameters": (
+        partial(train, model=Raises(RuntimeError("Expected to have finished reduction in the prior iteration before"))),
+        "Set `ddp_find_unused_parameters=True`",
+    ),
+    "reentrant checkpoints on several processes": (
+        partial(train, model=Raises(RuntimeError("Expected to mark a variable ready only once."))),
+        "`activation_checkpointing_kwargs={'use_reentrant': False}`",
+    ),
+}
+
+
+def gpt2_classifier() -> Any:
+    sizes = {"vocab_size": 48, "n_embd": 16, "n_layer": 1, "n_head": 2, "num_labels": 3}
+    return transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**sizes))
+
+
+def raised(mistake: Callable[..., None], library: Any, folder: Path) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any, which is compared
+        mistake(library, folder)
+    return caught.value
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+@pytest.mark.parametrize(("mistake", "note"), MISTAKES.values(), ids=MISTAKES)
+def test_the_error_says_what_to_do(mistake, note, tmp_path):
+    """Class and text are those of transformers, and one note below them names the field and the remedy."""
+    theirs = raised(mistake, transformers, tmp_path / "theirs")
+    before = len(getattr(theirs, "__notes__", ()))
+    ours = raised(mistake, hf_compat, tmp_path / "ours")
+    assert (type(ours), str(ours)) == (type(theirs), str(theirs))
+    *others, own = ours.__notes__
+    assert re.search(note, own)
+    assert len(others) == before
