@@ -56,7 +56,7 @@ def is_stateful_stream(dataset: object) -> TypeGuard[StatefulStream]:
 
 def _has_shuffle_buffer(dataset: object) -> bool:
     """Return whether a stream of ``datasets``, or one it is mixed from, has a buffer that is not in its state."""
-    sources = [getattr(dataset, "_ex_iterable", None)]
+    sources: list[Any] = [getattr(dataset, "_ex_iterable", None)]
     for source in sources:  # which grows by what each one reads
         if type(source).__name__.startswith("BufferShuffled"):
             return True

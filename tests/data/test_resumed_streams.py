@@ -1,4 +1,4 @@
-"""Which streams of datasets a resumed run goes on with exactly, in both libraries; `docs/checkpoints.md` has the table."""
+"""Streams of datasets that a resumed run goes on with exactly, or not: the table of ``docs/checkpoints.md``."""
 
 import random
 
