@@ -55,12 +55,14 @@ def is_stateful_stream(dataset: object) -> TypeGuard[StatefulStream]:
 
 
 def _has_shuffle_buffer(dataset: object) -> bool:
-    """Return whether a stream of ``datasets`` shuffles in a buffer, whose content is not in its state."""
-    part = getattr(dataset, "_ex_iterable", None)
-    while part is not None:
-        if type(part).__name__.startswith("BufferShuffled"):
+    """Return whether a stream of ``datasets``, or one it is mixed from, has a buffer that is not in its state."""
+    sources: list[Any] = [getattr(dataset, "_ex_iterable", None)]
+    for source in sources:  # which grows by what each one reads
+        if type(source).__name__.startswith("BufferShuffled"):
             return True
-        part = getattr(part, "ex_iterable", None)
+        if hasattr(source, "ex_iterable"):
+            sources.append(source.ex_iterable)
+        sources += getattr(source, "ex_iterables", [])
     return False
 
 

@@ -55,13 +55,44 @@ def test_a_stream_of_datasets_goes_on_at_its_state(workers, tmp_path):
     assert resumed.seen == whole.seen[5:]
 
 
-def test_a_shuffle_buffer_is_filled_again(tmp_path):
-    """The state of a stream that shuffles lacks the buffer's content: such a stream is read from its beginning."""
-    table = datasets.Dataset.from_dict({"features": [[float(n)] * WIDTH for n in range(24)], "labels": [0] * 24})
+def numbered(first=0):
+    """Yield 24 samples from number ``first`` on."""
+    for number in range(first, first + 24):
+        yield {"features": [float(number)] * WIDTH, "labels": 0}
+
+
+FEATURES = datasets.Features(
+    {"features": datasets.Sequence(datasets.Value("float32")), "labels": datasets.Value("int64")}
+)
+
+
+def source(first=0, **given):
+    """Return a stream of 24 samples."""
+    return datasets.IterableDataset.from_generator(
+        numbered, **{"features": FEATURES, "gen_kwargs": {"first": first}, **given}
+    )
+
+
+def shuffled_source(first=0):
+    """Return a stream with a shuffle buffer."""
+    return source(first).shuffle(seed=0, buffer_size=8)
+
+
+BUFFERED = {
+    "shuffled": shuffled_source,
+    "interleaved": lambda: datasets.interleave_datasets([source(), shuffled_source(24)]),
+    "concatenated": lambda: datasets.concatenate_datasets([shuffled_source(), source(24)]),
+    "mixed and changed": lambda: datasets.interleave_datasets([shuffled_source(), source(24)]).map(dict),
+}
+
+
+@pytest.mark.parametrize("stream", BUFFERED.values(), ids=BUFFERED)
+def test_a_shuffle_buffer_is_filled_again(stream, tmp_path):
+    """The state of a stream that shuffles, itself or in a source, lacks the buffer: it is read from its beginning."""
 
     def trainer(name):
         made = seeing_trainer(tmp_path / name, per_device_train_batch_size=2, max_steps=9, save_steps=5)
-        made.train_dataset = table.to_iterable_dataset().shuffle(seed=0, buffer_size=8).with_format("torch")
+        made.train_dataset = stream().with_format("torch")
         return made
 
     whole = trainer("whole")

@@ -7,6 +7,8 @@ transformers do. `pip install "hf-compat[comet,mlflow,wandb]" aim clearml` bring
 import importlib.util
 import os
 import pickle
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -25,13 +27,16 @@ from hf_compat.errors import MissingPackageError, TrainerSetupError
 from tests.support.helpers import PlainModel, vector_rows
 from tests.support.processes import PATIENCE
 from tests.support.tracker_files import read_aim, read_clearml, read_comet, read_mlflow, read_tensorboard, read_wandb
+from tests.support.tracker_steps import KINDS, READERS, cells
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "tracker_run.py"
 HAS_KUBEFLOW = hasattr(integration_utils, "KubeflowCallback")
 OFFLINE = {
     "CLEARML_CACHE_DIR": "clearml", "CLEARML_CONFIG_FILE": "clearml.conf", "CLEARML_OFFLINE_MODE": "1",
+    "CLEARML_LOG_MODEL": "FALSE",
     "COMET_API_KEY": "none", "COMET_START_ONLINE": "0", "COMET_OFFLINE_DIRECTORY": "comet", "HF_HUB_OFFLINE": "1",
-    "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline",
+    "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "OMP_NUM_THREADS": "1", "TRACKIO_DIR": "trackio",
+    "WANDB_MODE": "offline",
 }  # fmt: skip
 
 
@@ -39,14 +44,14 @@ DIFFERENT = ("logging_dir", "trackio_space_id")
 """Fields that differ: the first holds the second of its making, the second is None in ours also before 5.6."""
 
 
-def run_tracker(which, name, folder):
-    """Run the script with one tracker in ``folder``."""
-    folder.mkdir()
+def run_tracker(which, name, folder, *part):
+    """Run the script, or a part of its run, with one tracker in ``folder``."""
+    folder.mkdir(exist_ok=bool(part))
     # ClearML forks this process while a thread of it starts git, which then may wait for ever.
     Path(folder, "clearml.conf").write_text("sdk.development.report_use_subprocess: false")
     environment = {**os.environ, **OFFLINE, "PYTHONPATH": str(SCRIPT.parents[2])}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), which, name, "out"],
+        [sys.executable, str(SCRIPT), which, name, "out", *part],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -142,6 +147,52 @@ def test_writes_what_transformers_writes(tmp_path, name, package, read):
             del found[key], expected[key]
     assert ours == theirs
     assert ours
+
+
+PAGE = (SCRIPT.parents[2] / "docs" / "trackers.md").read_text(encoding="utf-8")
+STEPS = {
+    row[0]: row[2:7]
+    for row in (re.split(r" +\| +", line.strip("| ")) for line in PAGE.partition("<!-- steps")[2].splitlines())
+    if row[0].strip('`"') in READERS
+}
+"""Rows of the page: tracker → steps of logs, evaluations, prediction and end, and of logs with a resumed run."""
+
+
+def compare_with_page(name, run, folder):
+    """Compare a row of the page with what the parts of a run, by ``run(part)``, have left in ``folder``."""
+    (expected,) = [row for key, row in STEPS.items() if key.strip('`"') == name]
+    run("first")
+    found = [cells(READERS[name](folder), kind) for kind in KINDS]
+    run("resumed")
+    assert [*found, cells(READERS[name](folder), "logs")] == expected
+
+
+def test_the_page_has_a_row_for_each_tracker():
+    """No tracker is missing in the table of steps: it has what files show, or says why nothing can be read."""
+    table = PAGE.partition("<!-- steps")[2].partition("\n\n")[0]
+    assert [name for name in (*TRACKERS, "aim", "CSVLogger") if name not in table] == []
+    assert {key.strip('`"') for key in STEPS} == READERS.keys()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "CSVLogger"])
+def test_steps_that_need_no_package(name, tmp_path, monkeypatch):
+    """Each log is at the update step that the page says, also in the run that goes on from a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(part):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "ours", name, "out", part])
+        runpy.run_path(str(SCRIPT))
+
+    compare_with_page(name, run, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["upstream", "ours"])
+@pytest.mark.parametrize("name", sorted(READERS.keys() - {"CSVLogger"}))
+def test_steps_in_trackers(name, which, tmp_path):
+    """Each log is where the page says, in transformers' run and in ours."""
+    pytest.importorskip(name)
+    compare_with_page(name, lambda part: run_tracker(which, name, tmp_path / "run", part), tmp_path / "run")
 
 
 def test_lightning_callbacks_write_to_the_same_run(tmp_path):

@@ -50,7 +50,7 @@ def read_wandb(folder):
 
     (path,) = Path(folder, "wandb").glob("offline-run-*/run-*.wandb")
     seen = {"rows": [], "summary": {}, "config": {}, "metrics": []}
-    for data in _leveldb_records(path.read_bytes()):
+    for data in leveldb_records(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         kind = record.WhichOneof("record_type")
@@ -72,7 +72,7 @@ def read_wandb(folder):
     return seen
 
 
-def _leveldb_records(content):
+def leveldb_records(content):
     """Yield the records of a LevelDB log that has a header of 7 bytes.
 
     Blocks have 32 KiB; each part of a record has a checksum, length and kind (1 whole, 2 first, 3 middle, 4 last).
