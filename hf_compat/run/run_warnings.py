@@ -1,8 +1,10 @@
-"""Warnings of a run: epochs that a data set is not told, accumulation that changes, parameters that are unfrozen."""
+"""Warnings of a run: epochs untold to a data set, changed accumulation, unfrozen parameters, a plateau below zero."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.data.loader import PreparedDataLoader
@@ -14,7 +16,12 @@ if TYPE_CHECKING:
     from hf_compat.engine.strategies.traits import StrategyTraits
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["FrozenParameters", "warn_of_changed_accumulation", "warn_of_untold_epochs"]
+__all__ = [
+    "FrozenParameters",
+    "warn_of_changed_accumulation",
+    "warn_of_negative_plateau",
+    "warn_of_untold_epochs",
+]
 
 
 def warn_of_untold_epochs(loader: object, rest: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -51,6 +58,22 @@ def warn_of_changed_accumulation(trainer: Trainer, warn_once: WarnOnce) -> None:
             f"`gradient_accumulation_steps` was changed from {planned} to {now} during training. This run keeps "
             f"{planned}: its update steps were planned when it started. Change it before `train`, or stop the run and "
             "resume it with the new value."
+        )
+
+
+def warn_of_negative_plateau(scheduler: object, metric: float, warn_once: WarnOnce) -> None:
+    """Warn if ``scheduler`` is torch's plateau schedule and takes a value that is no better than ``metric`` for better.
+
+    Args:
+        scheduler: The schedule of the run.
+        metric: What it is about to be stepped with.
+        warn_once: Warns.
+    """
+    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.threshold_mode == "rel" and metric < 0:
+        warn_once(
+            "The plateau schedule is stepped with a metric below 0, where its relative `threshold` counts the same "
+            "value again, and a slightly worse one, as an improvement: the learning rate may never fall. Set "
+            "`lr_scheduler_kwargs={'threshold_mode': 'abs'}`."
         )
 
 

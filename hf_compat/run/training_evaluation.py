@@ -20,6 +20,7 @@ from hf_compat.overriding import call_as_defined
 from hf_compat.plan.evaluation_times import EvaluationTimes, steps_between
 from hf_compat.run.batch_size import is_out_of_memory
 from hf_compat.run.best_model import metric_for_best
+from hf_compat.run.run_warnings import warn_of_negative_plateau
 
 if TYPE_CHECKING:
     from hf_compat.run.run import TrainingRun
@@ -69,7 +70,9 @@ class TrainingEvaluation:
         )
         scheduler: Any = self._trainer.lr_scheduler
         if steps_on_metric(scheduler) and not skip_scheduler:
-            scheduler.step(metric_for_best(self._trainer.args, metrics))
+            metric = metric_for_best(self._trainer.args, metrics)
+            warn_of_negative_plateau(scheduler, metric, self._run.warn_once)
+            scheduler.step(metric)
         return metrics
 
     def measure(self, ignore_keys: list[str] | None) -> dict[str, float]:

@@ -259,3 +259,30 @@ def test_an_unfrozen_parameter_that_the_optimizer_has(tmp_path):
     trainer = new_trainer(tmp_path, Gives, model=HalfFrozen(), callbacks=[Unfreezes()])
     trainer.train()
     assert trainer.model.body.item() < 1.0
+
+
+class Constant(nn.Module):
+    """A model whose loss is always the same."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.loss = loss
+
+    def forward(self, features, labels):
+        return {"loss": self.loss + 0 * self.weight}
+
+
+@pytest.mark.parametrize(("loss", "mode", "rate"), [(1.0, "rel", 0.125), (-1.0, "rel", 1.0), (-1.0, "abs", 0.125)])
+def test_a_plateau_below_zero(loss, mode, rate, tmp_path):
+    """A loss that stays halves the rate at each evaluation but the first, not below zero: torch's, and a warning."""
+    kwargs = {"patience": 0, "factor": 0.5, "threshold_mode": mode}
+    fields = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": kwargs, "learning_rate": 1.0}
+    trainer = new_trainer(tmp_path, model=Constant(loss), eval_strategy="steps", eval_steps=1, **fields)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HFCompatWarning)
+        trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] == rate
+    told = [str(w.message) for w in caught if "below 0" in str(w.message)]
+    assert len(told) == (rate == 1.0)
+    assert all("'threshold_mode': 'abs'" in text for text in told)
