@@ -13,6 +13,7 @@ import pytest
 
 import hf_compat
 from hf_compat import cli, errors
+from tests.support import performance_page
 from tests.support.launchers import slurm_job
 from tests.support.paths import ROOT
 from tests.support.processes import finish, start
@@ -161,6 +162,12 @@ def test_commands_are_known(words, capsys):
     told = capsys.readouterr().out
     own = itertools.takewhile(lambda word: not word.endswith(".py"), words)
     assert [word for word in own if word.startswith("--") and word not in told] == []
+
+
+def test_the_page_of_performance_is_made_from_the_results():
+    """The page has the figures of the last benchmarks."""
+    page = performance_page.PAGE.read_text(encoding="utf-8")
+    assert page == performance_page.page(), "run: python -m tests.support.performance_page"
 
 
 @pytest.mark.skipif(
