@@ -164,10 +164,11 @@ def test_commands_are_known(words, capsys):
     assert [word for word in own if word.startswith("--") and word not in told] == []
 
 
-def test_the_page_of_performance_is_made_from_the_results():
-    """The page has the figures of the last benchmarks."""
-    page = performance_page.PAGE.read_text(encoding="utf-8")
-    assert page == performance_page.page(), "run: python -m tests.support.performance_page"
+def test_figures_of_performance_are_those_of_the_results():
+    """The page of performance and the landing page have the figures of the last benchmarks."""
+    made = {performance_page.PAGE: performance_page.page(), performance_page.INDEX: performance_page.index()}
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, "run: python -m tests.support.performance_page"
 
 
 @pytest.mark.skipif(
