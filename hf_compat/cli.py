@@ -94,9 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True)
     checkpoints = commands.add_parser("checkpoints", help="list the checkpoints of a run", description=_CHECKPOINTS)
     checkpoints.add_argument("folder", metavar="DIR", help="the output folder of a run, or one checkpoint in it")
-    checkpoints.add_argument(
-        "--verify", action="store_true", help="compare every file with what was saved; exit with 1 if one differs"
-    )
+    told = "compare every file with what was saved; exit with 1 if one differs"
+    checkpoints.add_argument("--verify", action="store_true", help=told)
     checkpoints.add_argument("--json", action="store_true", help="print JSON, with sizes in bytes")
     checkpoints.set_defaults(run=_checkpoints)
     consolidate = commands.add_parser("consolidate", help="consolidate sharded weights", description=_CONSOLIDATE)
@@ -118,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=_explain, usage_error=explain.error, remedy=_EXPLAIN_ORDER)
     _add_run(commands)
     _add_port(commands)
+    words = commands.add_parser("completion", help="print the completion for a shell", description=_COMPLETION)
+    words.add_argument("shell", choices=("bash", "zsh"), help="the shell that reads it")
+    words.set_defaults(run=_completion)
     return parser
 
 
@@ -150,9 +152,7 @@ def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_port(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     port = commands.add_parser("port", help="change a script's imports to hf_compat's", description=_PORT)
-    port.add_argument(
-        "--write", action="store_true", help="rewrite the script in place; by default only a diff is printed"
-    )
+    port.add_argument("--write", action="store_true", help="rewrite the script in place, instead of printing a diff")
     port.add_argument("script", metavar="SCRIPT.py", help="a script written for transformers' Trainer")
     port.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=_PORT_WORDS)
     port.set_defaults(run=_port)
@@ -163,6 +163,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     kind = run.add_mutually_exclusive_group()
     kind.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as in python -m")
     kind.add_argument("--cli", action="store_true", help="PROGRAM is a command that a package installs, such as trl")
+    run.add_argument("--dry", action="store_true", help=_RUN_DRY)
     run.add_argument("program", metavar="PROGRAM", help="a script written for transformers' Trainer")
     run.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
     run.set_defaults(run=_run)
@@ -184,9 +185,8 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
     options.add_argument("--tolerance", type=float, default=argparse.SUPPRESS, metavar="X", help=_VERIFY_TOLERANCE)
     options.add_argument("--output", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=_VERIFY_OUTPUT)
     options.add_argument("--no-copy", dest="copies", action="store_false", default=argparse.SUPPRESS, help=_VERIFY_COPY)
-    options.add_argument(
-        "--force", action="store_true", default=argparse.SUPPRESS, help="overwrite files not written by hf-compat"
-    )
+    told = "overwrite files not written by hf-compat"
+    options.add_argument("--force", action="store_true", default=argparse.SUPPRESS, help=told)
 
 
 _OVERVIEW = """\
@@ -208,26 +208,26 @@ Take a checkpoint elsewhere
   hf-compat convert last.ckpt new-folder       convert a Lightning checkpoint to a Hugging Face folder, or back
   hf-compat consolidate out/checkpoint-9       make model.safetensors from sharded weights
 
-Report a bug
+Report a bug, set up a shell
   hf-compat env                                versions, devices and launcher variables, without secrets
+  hf-compat completion bash                    a script for ~/.bashrc that completes commands and arguments
 
 In a script, change one import: from hf_compat import Trainer, TrainingArguments
 `hf-compat COMMAND --help` lists a command's options."""
-
 
 _CHECKPOINTS = (
     "List checkpoints with update step, epoch, metric (the best value so far of metric_for_best_model, or the last "
     "eval_loss), size, and whether they are complete. `best` is the best checkpoint of the run, `newest` the one that "
     "resume_from_checkpoint=True resumes from."
 )
-
-
 _CONSOLIDATE = (
     "Consolidate the sharded weights of an FSDP checkpoint (pytorch_model_fsdp_0) into model.safetensors for "
     "from_pretrained, one tensor at a time, without a GPU. Full weights are not changed."
 )
-
-
+_COMPLETION = (
+    "Print a script that completes commands, options, files and, after the name of a script, fields of "
+    "TrainingArguments. `source <(hf-compat completion bash)` in ~/.bashrc, or with zsh in ~/.zshrc, reads it."
+)
 _CONVERT = (
     "Convert the checkpoint of a Lightning run, a .ckpt file or a folder of FSDP or ModelParallelStrategy, into a "
     "Hugging Face folder that from_pretrained reads and a Trainer resumes from; or such a folder into a .ckpt file. "
@@ -238,22 +238,16 @@ _CONVERT_GROUPS = (
     "keep (unchanged; default for a file)"
 )
 _CONVERT_STEPS = "update steps between logs, evaluations and saves of the Trainer that resumes"
-
-
 _PORT = (
     "Print the import changes that make a script run on hf_compat, as a diff for `patch -p1`. Comments and layout are "
     "kept. On stderr: what still comes from transformers, what will not work and why, and the effect of its training "
     "arguments. The exit status is 1 if anything will not work."
 )
 _PORT_WORDS = "the script's own arguments, to explain them too; --write may also be among them"
-
-
 _ENV = (
     "Print versions, devices and launcher variables, for a bug report. Variables that may be secrets are left out; "
     "read the lines before you publish them."
 )
-
-
 _EXPLAIN = (
     "Explain the effect of each given training argument in Lightning or in hf_compat; exit with 1 if a value is "
     "invalid or not supported, or an option nearly has the name of a field. The script is not run: other options that "
@@ -261,7 +255,6 @@ _EXPLAIN = (
 )
 _EXPLAIN_ARGUMENTS = "a script and its arguments, or a .json, .yaml or .yml file of fields"
 _EXPLAIN_ORDER = "; pass the script first, then its options"
-
 _PLOT = (
     "Draw loss, evaluation metrics, learning rate and gradient norm from the logs in trainer_state.json, of one run, "
     "or of several overlaid, including runs of transformers' own Trainer. Marks the best step and, as far as it can "
@@ -269,7 +262,6 @@ _PLOT = (
 )
 _PLOT_OUTPUT = "a .png, .svg or .html file; .html is a self-contained page; default: curves.png"
 _PLOT_SMOOTH = "weight of the past in smoothed curves, from 0 to below 1; default: more for longer curves"
-
 _VERIFY = (
     "Run a script in fresh processes, with transformers' Trainer and with hf_compat's, and compare losses, gradient "
     "norms, learning rates, metrics, events, weights, files, time and memory. Writes verify.json, verify.png and "
@@ -283,12 +275,11 @@ _VERIFY_NOISE = "run transformers' Trainer twice, and report how much these two 
 _VERIFY_TOLERANCE = "largest relative difference that counts as equal; default: by precision"
 _VERIFY_OUTPUT = "folder of the three files, made if it is not there; default: the working directory"
 _VERIFY_COPY = "run in the working directory itself, without writing there"
-
-
 _RUN = (
     "Run a program written for transformers' Trainer unchanged: hf_compat's classes replace those of transformers, in "
     "the program and in the Python processes that it starts. HF_COMPAT_INSTALL=0 leaves those processes alone."
 )
+_RUN_DRY = "run nothing: print what would be replaced, what will not work, and the effect of each training argument"
 
 
 def _checkpoints(options: argparse.Namespace) -> int:
@@ -302,6 +293,13 @@ def _checkpoints(options: argparse.Namespace) -> int:
         if options.verify and (told := verdict(found)):
             print(told)
     return int(options.verify and any(item.problems for item in found))
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from hf_compat.tools.completion import completion
+
+    print(completion(_parser(), options.shell, hf_compat.__version__), end="")
+    return 0
 
 
 def _consolidate(options: argparse.Namespace) -> int:
@@ -342,10 +340,8 @@ def _explain(options: argparse.Namespace) -> int:
     show = as_json if options.json else as_markdown if options.markdown else as_table
     print(show(explained))
     if not explained:
-        print(
-            "No training arguments were given. `hf-compat port` explains those in the script's own code.",
-            file=sys.stderr,
-        )
+        told = "No training arguments were given. `hf-compat port` explains those in the script's own code."
+        print(told, file=sys.stderr)
     return int(any(item.problems or is_misspelt(item) for item in explained))
 
 
@@ -356,10 +352,14 @@ def _plot(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace) -> Callable[[], None]:
-    from hf_compat.tools.run_script import command, install_here_and_in_children, module, run_program, script
+def _run(options: argparse.Namespace) -> int | Callable[[], None]:
+    from hf_compat.tools.run_script import command, dry_run, install_here_and_in_children, module, run_program, script
 
     kind = module if options.module else command if options.cli else script
+    if options.dry:
+        told, has_problems = dry_run(kind(options.program, options.words))
+        print(told)
+        return int(has_problems)
     install_here_and_in_children()  # before a module is looked for, which imports its package
     program = kind(options.program, options.words)
     return lambda: run_program(program)

@@ -13,6 +13,7 @@ import pytest
 
 import hf_compat
 from hf_compat import cli, errors
+from tests.support import performance_page
 from tests.support.launchers import slurm_job
 from tests.support.paths import ROOT
 from tests.support.processes import finish, start
@@ -161,6 +162,13 @@ def test_commands_are_known(words, capsys):
     told = capsys.readouterr().out
     own = itertools.takewhile(lambda word: not word.endswith(".py"), words)
     assert [word for word in own if word.startswith("--") and word not in told] == []
+
+
+def test_figures_of_performance_are_those_of_the_results():
+    """The page of performance and the landing page have the figures of the last benchmarks."""
+    made = {performance_page.PAGE: performance_page.page(), performance_page.INDEX: performance_page.index()}
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, "run: python -m tests.support.performance_page"
 
 
 @pytest.mark.skipif(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hf_compat.callbacks.progress_stats import ProgressStats, log_line, shorten_floats, shortens_floats
-from hf_compat.callbacks.terminal_bars import TerminalBar, is_terminal
+from hf_compat.callbacks.terminal_bars import LogBar, TerminalBar, is_terminal
 from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.environment import is_switched_on
+from hf_compat.errors import TrainerSetupError
 from hf_compat.metrics import has_length
 from hf_compat.state import TrainerControl, TrainerState
 
@@ -20,6 +22,8 @@ __all__ = ["ENVIRONMENT_VARIABLE", "PrinterCallback", "ProgressCallback"]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_TERMINAL_BARS_ONLY"
 """If set to 1, bars are drawn on a terminal alone, as with ``ProgressCallback(terminal_only=True)``."""
+SECONDS_VARIABLE = "HF_COMPAT_PROGRESS_SECONDS"
+"""If set, bars are lines of text where there is no terminal, as with ``ProgressCallback(seconds=...)``."""
 
 
 class ProgressCallback(TrainerCallback):
@@ -33,6 +37,8 @@ class ProgressCallback(TrainerCallback):
         max_str_len: Maximum length of a string in the logs; longer ones are not shown.
         terminal_only: Whether to draw no bars but on a terminal; logs are written anyway. Default: whether
             ``HF_COMPAT_TERMINAL_BARS_ONLY`` is set to 1.
+        seconds: Write progress as lines of text where there is no terminal, one at most every so many seconds, in the
+            place of bars. Default: the value of ``HF_COMPAT_PROGRESS_SECONDS``, or bars if it is not set.
 
     Attributes:
         training_bar: The bar of the training; None outside it and on all ranks but 0.
@@ -40,11 +46,12 @@ class ProgressCallback(TrainerCallback):
         current_step: The update step that the bar shows.
     """
 
-    def __init__(self, max_str_len: int = 100, terminal_only: bool | None = None) -> None:
+    def __init__(self, max_str_len: int = 100, terminal_only: bool | None = None, seconds: float | None = None) -> None:
         self.training_bar: Any = None
         self.prediction_bar: Any = None
         self.max_str_len = max_str_len
         self.terminal_only = terminal_only
+        self.seconds = seconds
         self.current_step = 0
         self._stats = ProgressStats()
 
@@ -62,7 +69,7 @@ class ProgressCallback(TrainerCallback):
         self.current_step = state.global_step
         if state.is_world_process_zero:
             settings = {"total": state.max_steps, "initial": state.global_step, **self._settings()}
-            self.training_bar = TerminalBar(self._stats, **settings) if is_terminal() else tqdm(**settings)
+            self.training_bar = TerminalBar(self._stats, **settings) if is_terminal() else self._plain(**settings)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Advance the bar to the update step."""
@@ -84,12 +91,9 @@ class ProgressCallback(TrainerCallback):
             return
         if self.prediction_bar is None:
             is_nested = self.training_bar is not None
-            self.prediction_bar = tqdm(
-                total=len(eval_dataloader),
-                desc="Evaluation" if is_nested and is_terminal() else None,
-                leave=not is_nested,
-                **self._settings(),
-            )
+            settings = {"total": len(eval_dataloader), "leave": not is_nested, **self._settings()}
+            desc = "Evaluation" if is_nested else None
+            self.prediction_bar = tqdm(desc=desc, **settings) if is_terminal() else self._plain(desc=desc, **settings)
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -136,6 +140,13 @@ class ProgressCallback(TrainerCallback):
         if not evaluation_only:
             self._close_training_bar()
 
+    def _plain(self, *, desc: str | None = None, **settings: Any) -> Any:
+        """Return a bar where there is no terminal: lines of text if they are asked for, or transformers' bar."""
+        seconds = _seconds_set() if self.seconds is None else self.seconds
+        if seconds is None:
+            return tqdm(**settings)
+        return LogBar(seconds, None if "leave" in settings else self._stats, desc=desc, **settings)
+
     def _settings(self) -> dict[str, Any]:
         chosen = is_switched_on(ENVIRONMENT_VARIABLE) if self.terminal_only is None else self.terminal_only
         # `disable` is left out otherwise, so that TQDM_DISABLE has its effect.
@@ -151,6 +162,16 @@ class ProgressCallback(TrainerCallback):
         if self.prediction_bar is not None:
             self.prediction_bar.close()
         self.prediction_bar = None
+
+
+def _seconds_set() -> float | None:
+    text = os.environ.get(SECONDS_VARIABLE)
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise TrainerSetupError(
+            f"`{SECONDS_VARIABLE}={text}`: not a number of seconds. Set it to 60, say, or unset it."
+        ) from None
 
 
 class PrinterCallback(TrainerCallback):

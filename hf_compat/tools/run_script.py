@@ -17,7 +17,16 @@ from hf_compat.errors import HFCompatError
 from hf_compat.installing import install
 from hf_compat.installing.children import is_asked_for, pass_on
 
-__all__ = ["Program", "ProgramError", "command", "install_here_and_in_children", "module", "run_program", "script"]
+__all__ = [
+    "Program",
+    "ProgramError",
+    "command",
+    "dry_run",
+    "install_here_and_in_children",
+    "module",
+    "run_program",
+    "script",
+]
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
@@ -97,6 +106,32 @@ def command(name: str, words: Sequence[str]) -> Program:
     return Program(
         lambda: compile(source, f"<command {name}>", "exec"), {}, [os.path.join(folder, name), *words], folder
     )
+
+
+def dry_run(program: Program) -> tuple[str, bool]:
+    """Return what is known of a run of ``program`` from reading it, and whether something will not work.
+
+    The text has the names that are replaced, those that stay transformers', overrides and uses that will not work, and
+    the effect of each training argument in the code and on the command line.
+
+    Raises:
+        MissingPackageError: If libcst is not installed.
+        ProgramError: If it is an installed command, whose code is in packages.
+        ReportError: If its file cannot be read, or is not Python.
+    """
+    from hf_compat.tools.port.command import port_script
+
+    if "__file__" not in program.attributes:
+        raise ProgramError(
+            f"`--dry` reads a script, and {program.words[0]} is only a call into a package. Pass the script that uses "
+            "the package, or `hf-compat explain FILE` with the arguments as YAML or JSON."
+        )
+    path = os.path.relpath(program.attributes["__file__"])
+    port = port_script(path, program.words[1:])
+    told = [f"`{path}` was not run. A run takes from hf_compat, in the Python processes that it starts too:"]
+    if not port.diff:
+        told.append("Nothing of its own: it imports nothing Trainer-related from transformers.")
+    return "\n".join([*told, *port.remarks]), port.has_problems
 
 
 def install_here_and_in_children() -> None:

@@ -15,6 +15,7 @@ import hf_compat.callbacks as ours
 from hf_compat.callbacks import progress_stats
 from hf_compat.callbacks.progress_stats import ProgressStats
 from hf_compat.callbacks.terminal_bars import TerminalBar
+from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import fire
 from tests.support.paths import SCRIPTS
 from tests.support.processes import torchrun
@@ -94,6 +95,45 @@ def test_bars_for_terminals_alone(by, tmp_path, monkeypatch, capsys):
     with on_terminal(monkeypatch) as terminal:
         trainer.train()
     assert terminal.screen[-1].startswith("Epoch 2.00/2: 100%")
+
+
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_lines_where_there_is_no_terminal(by, tmp_path, monkeypatch, capsys):
+    """With `seconds` a file gets a line for each of them that has passed, and one at the end; a terminal gets bars."""
+    if by == "variable":
+        monkeypatch.setenv("HF_COMPAT_PROGRESS_SECONDS", "60")
+    given = {"seconds": 60} if by == "argument" else {}
+    monkeypatch.setattr(hf_compat, "DEFAULT_PROGRESS_CALLBACK", hf_compat.ProgressCallback(**given))
+    trainer = trainer_with_bars(tmp_path)
+    trainer.train()
+    trainer.evaluate()
+    training, evaluation = capsys.readouterr().err.splitlines()
+    assert re.match(r"Epoch 2\.00/2: 8/8 \(100%\) in 00:0\d, loss=\S+, lr=\S+, .* samples/s, .*(it/s|s/it)$", training)
+    assert re.match(r"Batches: (\d+)/\1 \(100%\) in 00:0\d, .*(it/s|s/it)$", evaluation)
+    with on_terminal(monkeypatch) as terminal:
+        trainer.train()
+    assert terminal.screen[-1].startswith("Epoch 2.00/2: 100%")
+
+
+def test_lines_have_the_time_left(tmp_path, monkeypatch, capsys):
+    """Each line is whole: the part that is done, the time it took and the time left; logs are on the other stream."""
+    monkeypatch.setattr(hf_compat, "DEFAULT_PROGRESS_CALLBACK", hf_compat.ProgressCallback(seconds=0))
+    trainer = trainer_with_bars(tmp_path)
+    trainer.train()
+    written = capsys.readouterr()
+    assert len(logs_among(written.out.splitlines())) == len(written.out.splitlines()) == 11
+    lines = written.err.splitlines()
+    assert "\r" not in written.err
+    assert all(re.match(r"(Epoch \d\.\d\d/2|Evaluation): \d+/\d+ \(\d+%\) in 00:\d\d, ", line) for line in lines)
+    assert re.search(r"^Epoch 0\.50/2: 2/8 \(25%\) in .*, 00:\d\d left, ", written.err, re.MULTILINE)
+    assert re.search(r"^Evaluation: 1/\d+ .*, 00:\d\d left, ", written.err, re.MULTILINE)
+
+
+def test_a_variable_that_is_no_number_is_refused(tmp_path, monkeypatch):
+    """A variable that is no number of seconds is an error that names it and the remedy."""
+    monkeypatch.setenv("HF_COMPAT_PROGRESS_SECONDS", "often")
+    with pytest.raises(TrainerSetupError, match="HF_COMPAT_PROGRESS_SECONDS=often"):
+        trainer_with_bars(tmp_path).train()
 
 
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)

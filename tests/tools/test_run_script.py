@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from hf_compat import cli
 from tests.support import processes
 
 pytest.importorskip("transformers")
@@ -168,3 +170,52 @@ def test_one_line_for_all_ranks(tmp_path):
         command = [sys.executable, *OURS, "program.py"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
         assert done.stderr.count("hf_compat ") == lines
+
+
+def test_a_dry_run_runs_nothing(tmp_path, monkeypatch, capsys):
+    """`--dry` tells what is replaced, what will not work and each argument's effect; no line of the script is run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "from transformers import AutoModel, Trainer, TrainingArguments\n"
+        "open('ran', 'w')\n"
+        "args = TrainingArguments('out', learning_rate=1e-4)\n"
+    )
+    assert cli.main(["run", "--dry", "train.py", "--max_steps", "7", "--hub_token", "mine"]) == 0
+    told = capsys.readouterr().out
+    assert "`train.py` was not run." in told
+    assert "From hf_compat now: Trainer, TrainingArguments." in told
+    assert "From transformers as before: AutoModel." in told
+    for field, value in {"learning_rate": "0.0001", "max_steps": "7", "hub_token": "'[*]+'"}.items():
+        assert re.search(rf"^{field} +{value} ", told, re.MULTILINE)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "status", "told"),
+    [
+        pytest.param("print(1)", ["-m", "train"], 0, "imports nothing Trainer-related", id="a module"),
+        pytest.param(
+            "from transformers import Trainer\nclass Own(Trainer):\n    def _run_epoch(self): ...",
+            ["train.py"], 1, "Own._run_epoch` would never be called", id="an override that is never called",
+        ),
+        pytest.param(
+            "from transformers import TrainingArguments\nTrainingArguments('out', tpu_num_cores=8)",
+            ["train.py"], 1, "tpu_num_cores", id="a field that is refused",
+        ),
+    ],
+)  # fmt: skip
+def test_the_status_of_a_dry_run(tmp_path, monkeypatch, capsys, source, words, status, told):
+    """A dry run has status 1 if something will not work."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "train.py").write_text(source)
+    assert cli.main(["run", "--dry", *words]) == status
+    assert told in capsys.readouterr().out
+
+
+def test_a_dry_run_of_a_command_is_refused(capsys):
+    """A command's code is in packages: `--dry` says what to pass instead."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--dry", "--cli", "hf-compat"])
+    assert ended.value.code == 2
+    assert "Pass the script" in capsys.readouterr().err
