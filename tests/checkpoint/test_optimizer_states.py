@@ -66,6 +66,7 @@ def test_a_whole_state_is_saved_in_silence(optim, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.cuda.amp.autocast:FutureWarning")  # grokadamw's
+@pytest.mark.filterwarnings("ignore:CUDA is not available or torch_xla:UserWarning")
 def test_parameters_without_averages_are_passed_over(tmp_path):
     """Of three parameters the first has had no gradient: the averages of the others go to these."""
     pytest.importorskip("grokadamw")

@@ -13,9 +13,8 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import traceback
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -162,33 +161,36 @@ def _child(connection: Any, *what: Any) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(null, output)
-    try:
-        outcome = _train(*what)
-    except Exception as error:
-        outcome = Outcome(error=type(error).__name__)
-        if os.environ.get("SHOWN"):
-            outcome.loss = traceback.format_exc()[-1500:]  # type: ignore[assignment]
-    shown = (outcome.error, outcome.loss, outcome.evaluates_others, [weight.numpy() for weight in outcome.weights])
-    connection.send(shown)
+    *same, fields, resume = what
+    for one in fields:
+        try:
+            outcome = _train(*same, one, resume)
+        except Exception as error:
+            outcome = Outcome(error=type(error).__name__)
+        weights = [weight.numpy() for weight in outcome.weights]
+        connection.send((outcome.error, outcome.loss, outcome.evaluates_others, weights))
     connection.close()
 
 
-def run(library: str, name: str, folder: str, fields: dict[str, Any], resume: str | None = None) -> Outcome:
-    """Return what a run in a new process ends with."""
+def runs(
+    library: str, name: str, folder: str, fields: Sequence[dict[str, Any]], resume: str | None = None
+) -> list[Outcome]:
+    """Return what runs end with, one after another in a new process, each with its ``fields``."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(there, library, name, folder, fields, resume))
     process.start()
     there.close()
-    try:
-        error, loss, others, weights = here.recv() if here.poll(SECONDS) else ("no end", 0.0, False, [])
-    except EOFError:
-        error, loss, others, weights = "a crash of the process", 0.0, False, []
+    outcomes = []
+    for _ in fields:
+        try:
+            error, loss, others, weights = here.recv() if here.poll(SECONDS) else ("no end", 0.0, False, [])
+        except EOFError:
+            error, loss, others, weights = "a crash of the process", 0.0, False, []
+        outcomes.append(Outcome([torch.from_numpy(weight) for weight in weights], loss, others, error))
     process.terminate()
     process.join()
-    if os.environ.get("SHOWN") and error:
-        print(library, name, fields, loss, file=sys.stderr)
-    return Outcome([torch.from_numpy(weight) for weight in weights], loss, others, error)
+    return outcomes
 
 
 @dataclass(frozen=True)
@@ -210,20 +212,22 @@ def _resumed(whole: Outcome, rest: Outcome) -> str:
     return f"weights {off:.1g} off, last loss {abs(whole.loss - rest.loss):.1g}"
 
 
+def _is_own(name: str, effect: str) -> bool:
+    """Return whether the class ``name`` has a keyword of its own in place of the field ``effect``."""
+    return "." in name and effect.startswith("adam_")
+
+
 def measure(library: str, name: str, *, effects: bool = True, **fields: Any) -> Row:
     """Return what ``library`` does with the optimizer ``name``."""
     saving = {"save_strategy": "steps", "save_steps": SAVED_AT} | fields
     with tempfile.TemporaryDirectory() as folder:
-        whole = run(library, name, folder, saving)
+        (whole,) = runs(library, name, folder, [saving])
         if whole.error:
             return Row(f"does not train: `{whole.error}`", runs=False)
-        rest = run(library, name, folder, saving, str(Path(folder, f"checkpoint-{SAVED_AT}")))
-        found = []
-        for effect, values in EFFECTS.items() if effects else ():
-            if "." not in name or not effect.startswith("adam_"):
-                other = run(library, name, folder, fields | values)
-                if not other.error and other.differs(whole):
-                    found.append(effect)
+        (rest,) = runs(library, name, folder, [saving], str(Path(folder, f"checkpoint-{SAVED_AT}")))
+        tried = {effect: values for effect, values in EFFECTS.items() if effects and not _is_own(name, effect)}
+        others = runs(library, name, folder, [fields | values for values in tried.values()])
+    found = [effect for effect, one in zip(tried, others, strict=True) if not one.error and one.differs(whole)]
     return Row(_resumed(whole, rest), tuple(found), whole.evaluates_others)
 
 
@@ -262,6 +266,8 @@ def page(rows: Mapping[str, str], versions: str) -> str:
         *(rows[name] for name in names() if name in rows and "." not in name),
     ]
     lines += [f"\n## By class\n\n| class | {head}", *(rows[name] for name in CLASSES if name in rows)]
+    if missing := [name for name in names() if name not in rows]:
+        lines.append(f"\n## Not measured yet\n\n{_code(missing)}.")
     return "\n".join([*lines, ""])
 
 
