@@ -1,8 +1,9 @@
-"""The optimizer's state by parameter name, so that a run with another strategy can resume with it."""
+"""The optimizer's state: by parameter name, for a run with another strategy, and what a file of it may lack."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from hf_compat.checkpoint import distributed_files, dtensors, names
-from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.checkpoint.unpickle import is_trusted, load_trusted
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model
+from hf_compat.optim.in_backward import LayerwiseOptimizer
 
 __all__ = [
     "ParameterNames",
@@ -25,9 +27,11 @@ __all__ = [
     "exists",
     "load",
     "load_errors",
+    "loads_all",
     "parameter_names",
     "read_full",
     "read_sharded",
+    "warning_of_loss",
     "weights_for_resuming",
 ]
 
@@ -214,3 +218,105 @@ def _empty_tensor(entry: TensorStorageMetadata, parameter: torch.Tensor | None) 
     if parameter is not None and parameter.shape == entry.size:
         return torch.empty_like(parameter.detach(), dtype=dtype)
     return torch.empty(entry.size, dtype=dtype)
+
+
+# What a file lacks
+
+
+def warning_of_loss(optimizer: Optimizer) -> str | None:
+    """Return what a run that resumes from a file of ``optimizer``'s state lacks or meets; None if all is in it."""
+    name = type(_stepped(optimizer)[0]).__name__
+    if isinstance(optimizer, LayerwiseOptimizer) and not optimizer.saves_all:
+        return (
+            f"The saved state of the optimizer has nothing of the {name}s of the layers, as with transformers: a run "
+            "that resumes from this checkpoint starts with new averages and ends with other weights. Set "
+            "`TrainingArguments(semantics='corrected')` to save and restore them, or train without a break."
+        )
+    if any(_names_by_parameter(group) for group in optimizer.param_groups):
+        return (
+            f"{name} keeps its averages in `param_groups`, by parameter, where a resumed run does not find them, as "
+            "with transformers: one that resumes from this checkpoint starts with new averages and ends with other "
+            "weights. Set `TrainingArguments(semantics='corrected')` to restore them, or train without a break."
+        )
+    if unread := _unread_classes(optimizer):
+        return (
+            f"The state of {name} contains objects of {', '.join(unread)}. Like transformers, a run that resumes from "
+            "this checkpoint does not load them, since they may be code, and raises an UnpicklingError. Set "
+            "`TrainingArguments(semantics='corrected')` to load objects of the optimizer's own package, or train "
+            "without a break."
+        )
+    return None
+
+
+@contextmanager
+def loads_all(optimizer: Optimizer, file: Path) -> Iterator[None]:
+    """Context in which a load of ``file`` into ``optimizer`` restores what ``warning_of_loss`` tells of.
+
+    The weights are to be those of the checkpoint: by them parameters that the file has as keys are found again. Objects
+    are loaded of classes of the optimizer's own package, if that is imported.
+    """
+    classes = _own_classes(optimizer, file) if file.is_file() else []
+    with torch.serialization.safe_globals(classes):
+        yield
+    for group in optimizer.param_groups:
+        for name in _names_by_parameter(group):
+            group[name] = _of_these_parameters(group[name], group["params"])
+
+
+def _stepped(optimizer: Optimizer) -> list[Optimizer]:
+    """Return ``optimizer``, or those that it has for the layers."""
+    inside = list(optimizer.optimizer_dict.values()) if isinstance(optimizer, LayerwiseOptimizer) else []
+    return inside or [optimizer]
+
+
+def _names_by_parameter(group: dict[str, Any]) -> list[str]:
+    """Return the names in ``group`` of what it has by parameter."""
+    return [
+        name
+        for name, value in group.items()
+        if isinstance(value, dict) and value and all(isinstance(key, torch.Tensor) for key in value)
+    ]
+
+
+def _of_these_parameters(saved: dict[torch.Tensor, Any], parameters: list[torch.Tensor]) -> dict[torch.Tensor, Any]:
+    """Return ``saved`` by those of ``parameters`` that equal its keys, in their order; as it is if one has none."""
+    remaining, found = iter(parameters), {}
+    for key, value in saved.items():
+        same = (one for one in remaining if one.shape == key.shape and torch.equal(one, key.to(one)))
+        parameter = next(same, None)
+        if parameter is None:
+            return saved
+        found[parameter] = value
+    return found
+
+
+def _unread_classes(optimizer: Optimizer) -> list[str]:
+    """Return the names of the classes in ``optimizer``'s state that ``load_trusted`` does not load."""
+    found: dict[type, Any] = {}
+    for one in _stepped(optimizer):
+        entries = itertools.chain(one.state.values(), one.param_groups)
+        for entry in entries:
+            values = entry.items() if isinstance(entry, Mapping) else ()
+            found.update({type(value): value for name, value in values if name != "params"})
+    plain = (torch.Tensor, bool, float, int, str, type(None))
+    return [
+        f"`{kind.__module__}.{kind.__qualname__}`"
+        for kind, value in found.items()
+        if kind not in plain and not is_trusted(value)
+    ]
+
+
+def _own_classes(optimizer: Optimizer, file: Path) -> list[type]:
+    """Return the classes of which ``file`` has objects that are of the package of ``optimizer``."""
+    packages = {type(one).__module__.partition(".")[0] for one in _stepped(optimizer)} - {"torch"}
+    try:
+        named = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except Exception:  # a damaged file makes torch raise any kind of error; reading it says what is wrong
+        return []
+    found = []
+    for name in named:
+        module, _, attribute = name.rpartition(".")
+        kind = getattr(sys.modules.get(module), attribute, None)
+        if module.partition(".")[0] in packages and isinstance(kind, type):
+            found.append(kind)
+    return found

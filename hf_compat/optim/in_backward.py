@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,20 +86,23 @@ def notices(args: TrainingArguments, optimizer: object, semantics: Semantics) ->
 class LayerwiseOptimizer(Optimizer):
     """Steps the optimizer of each parameter once its gradient is accumulated, and frees the gradient.
 
-    Its own ``step`` only runs the closure, and its one parameter group holds the learning rate of the schedule. The
-    state of the optimizers inside is not in ``state_dict``, as in transformers.
+    Its own ``step`` only runs the closure, and its one parameter group holds the learning rate of the schedule.
 
     Args:
         optimizer_dict: The optimizer of each parameter.
         lr: The initial learning rate.
         follows_schedule: Use the scheduled learning rate, rather than ``lr`` for every update.
+        saves_all: Have the states of the optimizers inside in ``state_dict``, in which transformers has none of them.
 
     References:
         Same state and random draws as ``LayerWiseDummyOptimizer`` of transformers ``trainer_pt_utils.py``.
     """
 
-    def __init__(self, optimizer_dict: dict[Tensor, Optimizer], lr: float, *, follows_schedule: bool) -> None:
+    def __init__(
+        self, optimizer_dict: dict[Tensor, Optimizer], lr: float, *, follows_schedule: bool, saves_all: bool = False
+    ) -> None:
         self.optimizer_dict = optimizer_dict
+        self.saves_all = saves_all
         self._follows_schedule = follows_schedule
         # Random rather than zeros, because transformers draws from the global generator here.
         super().__init__([torch.randn(1, 1)], {"lr": lr})
@@ -114,6 +117,18 @@ class LayerwiseOptimizer(Optimizer):
                 group["lr"] = self.param_groups[0]["lr"]
         optimizer.step()
         optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the learning rate, and with ``saves_all`` the state dict of each optimizer inside."""
+        inside = [optimizer.state_dict() for optimizer in self.optimizer_dict.values()] if self.saves_all else None
+        return super().state_dict() | ({} if inside is None else {"optimizers": inside})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the learning rate, and the state of each optimizer inside that ``state_dict`` has."""
+        super().load_state_dict(state_dict)
+        if self.saves_all and "optimizers" in state_dict:
+            for optimizer, state in zip(self.optimizer_dict.values(), state_dict["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Return what ``closure`` returns; the parameters are updated already."""

@@ -153,4 +153,5 @@ def _build(
     each = {parameter: optimizer([{"params": [parameter]}], **rate) for parameter in others}
     each |= {parameter: optimizer([{"params": [parameter], **projection}], **rate) for parameter in target}
     follows = not request.semantics.leaves_layerwise_rate_constant
-    return LayerwiseOptimizer, {"optimizer_dict": each, "follows_schedule": follows}
+    saves_all = request.semantics.corrected
+    return LayerwiseOptimizer, {"optimizer_dict": each, "follows_schedule": follows, "saves_all": saves_all}

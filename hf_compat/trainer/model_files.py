@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -208,11 +209,20 @@ def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
     if strategy.engine is None:
         optimizer_of(trainer)
     optimizer: Any = trainer.optimizer  # None if the engine has it
+    if strategy.engine is None and (loss := _loss(trainer, optimizer)):
+        trainer.warn_once(loss)
     strategy.save_optimizer(optimizer, output_dir, file_writer=file_writer, saves_common=should_save)
     if should_save and not strategy.saves_scheduler:
         state_dict_files.save_state_file(
             scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, file_writer=file_writer
         )
+
+
+def _loss(trainer: Trainer, optimizer: Any) -> str | None:
+    """Return the warning of what a run that resumes lacks; None if it lacks nothing, or restores it."""
+    if trainer.semantics.corrected or not hasattr(optimizer, "param_groups"):
+        return None
+    return optimizer_states.warning_of_loss(optimizer)
 
 
 def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> None:
@@ -221,7 +231,11 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
         return
     strategy = trainer.lightning_backend.strategy
     if strategy.has_optimizer(checkpoint):
-        strategy.load_optimizer(optimizer_of(trainer), checkpoint)
+        optimizer = optimizer_of(trainer)
+        restores = trainer.semantics.corrected and strategy.engine is None
+        file = Path(checkpoint, names.OPTIMIZER_NAME)
+        with optimizer_states.loads_all(optimizer, file) if restores else nullcontext():
+            strategy.load_optimizer(optimizer, checkpoint)
         if not strategy.saves_scheduler:
             state_dict_files.load_state_file(scheduler_of(trainer), checkpoint, names.SCHEDULER_NAME)
     elif optimizer_states.exists(Path(checkpoint)):

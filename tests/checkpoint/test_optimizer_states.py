@@ -1,0 +1,100 @@
+"""What the file of an optimizer's state lacks: said as it is saved, and restored with ``semantics="corrected"``."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_compat import HFCompatWarning, Trainer, TrainingArguments
+from hf_compat.arguments.releases.semantics import installed_release
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+LOST = {
+    "grokadamw": ("grokadamw", "GrokAdamW keeps its averages in `param_groups`"),
+    "galore_adamw": ("galore_torch", r"GaLoreProjector`\. Like transformers"),
+    "apollo_adamw": ("apollo_torch", r"GradientProjector`\. Like transformers"),
+    "galore_adamw_layerwise": ("galore_torch", "nothing of the AdamWs of the layers"),
+    "apollo_adamw_layerwise": ("apollo_torch", "nothing of the AdamWs of the layers"),
+}
+"""``optim`` to its package and what is said of its checkpoints."""
+QUICK = {"grokadamw", "galore_adamw", "apollo_adamw_layerwise"}
+
+
+def run(optim, folder, resume=None, **fields):
+    """Return the weights after four update steps, with a save after two, and what was warned of."""
+    torch.manual_seed(0)
+    projected = {"optim_target_modules": ["body"], "optim_args": "rank=2,update_proj_gap=2"}
+    fields |= projected if "_adamw" in optim and optim != "adamw_torch" else {}
+    args = TrainingArguments(
+        folder, optim=optim, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=0.01, use_cpu=True,
+        report_to="none", disable_tqdm=True, per_device_train_batch_size=2, **fields,
+    )  # fmt: skip
+    trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(16)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train(resume_from_checkpoint=resume)
+    said = [str(one.message) for one in caught if issubclass(one.category, HFCompatWarning)]
+    return [weight.detach().clone() for weight in trainer.model.parameters()], said
+
+
+@pytest.mark.parametrize(
+    "optim", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LOST]
+)
+def test_a_lost_state_is_said_and_restored(optim, tmp_path):
+    """A run warns once of what a resumed one lacks; corrected, it is silent, and that one ends with the same bits."""
+    package, said = LOST[optim]
+    pytest.importorskip(package)
+    if "layerwise" in optim and installed_release().major < 5:
+        pytest.skip("transformers 4 cannot build a schedule for these with a torch of today")
+    (loss,) = (one for one in run(optim, tmp_path / "as_upstream")[1] if "resumes" in one)
+    assert re.search(said, loss)
+    whole, warned = run(optim, tmp_path / "whole", semantics="corrected")
+    assert [one for one in warned if "resumes" in one] == []
+    resumed, _ = run(optim, tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-2"), semantics="corrected")
+    assert all(torch.equal(one, two) for one, two in zip(whole, resumed, strict=True))
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "sgd"])
+def test_a_whole_state_is_saved_in_silence(optim, tmp_path):
+    """Nothing is said of optimizers of which a run resumes to the bit, nor of SGD, which has no state."""
+    whole, warned = run(optim, tmp_path)
+    assert warned == []
+    resumed, _ = run(optim, tmp_path, str(tmp_path / "checkpoint-2"))
+    assert all(torch.equal(one, two) for one, two in zip(whole, resumed, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.cuda.amp.autocast:FutureWarning")  # grokadamw's
+@pytest.mark.filterwarnings("ignore:CUDA is not available or torch_xla:UserWarning")
+def test_parameters_without_averages_are_passed_over(tmp_path):
+    """Of three parameters the first has had no gradient: the averages of the others go to these."""
+    pytest.importorskip("grokadamw")
+    from grokadamw import GrokAdamW
+
+    from hf_compat.checkpoint.optimizer_states import loads_all
+
+    first = [torch.nn.Parameter(torch.full((2,), float(number))) for number in range(3)]
+    optimizer = GrokAdamW(first)
+    for parameter in first[1:]:
+        parameter.grad = torch.ones(2)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    second = [torch.nn.Parameter(parameter.detach().clone()) for parameter in first]
+    resumed = GrokAdamW(second)
+    with loads_all(resumed, tmp_path / "optimizer.pt"):
+        resumed.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    state = resumed.param_groups[0]["state"]
+    assert [id(parameter) for parameter in state] == [id(parameter) for parameter in second[1:]]
+    assert [entry["step"] for entry in state.values()] == [1, 1]
+
+
+def test_objects_of_other_packages_are_refused(tmp_path):
+    """Corrected, too, a file is not unpickled whose objects are of another package than the optimizer's."""
+    weights, _ = run("adamw_torch", tmp_path, semantics="corrected")
+    assert weights
+    file = tmp_path / "checkpoint-2" / "optimizer.pt"
+    state = torch.load(file, weights_only=True)
+    torch.save(state | {"more": Path("a")}, file)
+    with pytest.raises(ValueError, match="contains more than tensors"):
+        run("adamw_torch", tmp_path, str(file.parent), semantics="corrected")
