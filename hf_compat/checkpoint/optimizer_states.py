@@ -255,7 +255,7 @@ def loads_all(optimizer: Optimizer, file: Path) -> Iterator[None]:
     The weights are to be those of the checkpoint: by them parameters that the file has as keys are found again. Objects
     are loaded of classes of the optimizer's own package, if that is imported.
     """
-    classes = _own_classes(optimizer, file) if file.is_file() else []
+    classes: list[Any] = _own_classes(optimizer, file) if file.is_file() else []
     with torch.serialization.safe_globals(classes):
         yield
     for group in optimizer.param_groups:

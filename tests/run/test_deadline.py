@@ -102,11 +102,9 @@ def signalled_ranks(server, folder, place, *, waiting, hanging, **more):
     (*_, started) = server.events_until("ranks")
     events = [event for _ in range(waiting) for event in server.events_until("waiting")]
     began = time.monotonic()
-    for rank in started["processes"]:
-        os.kill(rank, signal.SIGTERM)
-    events += server.events_until("ended")
+    events += server.terminate(*started["processes"])
     seconds = time.monotonic() - began
-    assert server.next_event() == {"event": "exit", "status": 0}
+    assert events.pop() == {"event": "exit", "status": 0}
     assert (events[-1]["statuses"], seconds < 60) == ([143, 143], True)
     return events
 
