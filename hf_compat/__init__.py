@@ -10,7 +10,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.logger_levels import follow_transformers
+from hf_compat.log_files import follow_transformers
 from hf_compat.upstream_names import ModuleWithDefaults, hand_on, is_handed_on
 from hf_compat.version import __version__ as __version__
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Seq2SeqTrainingArguments as Seq2SeqTrainingArguments,
         TrainingArguments as TrainingArguments,
     )
-    from hf_compat.arguments.deepspeed.config import HfDeepSpeedConfig as HfDeepSpeedConfig
+    from hf_compat.arguments.deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig
     from hf_compat.arguments.enums import (
         DebugOption as DebugOption,
         EvaluationStrategy as EvaluationStrategy,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         SaveStrategy as SaveStrategy,
         SchedulerType as SchedulerType,
     )
-    from hf_compat.arguments.fields.types import string_to_bool as string_to_bool
+    from hf_compat.arguments.parser import string_to_bool as string_to_bool
     from hf_compat.callbacks import (
         CallbackHandler as CallbackHandler,
         DefaultFlowCallback as DefaultFlowCallback,
@@ -66,16 +66,18 @@ if TYPE_CHECKING:
         WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME,
         WEIGHTS_NAME as WEIGHTS_NAME,
     )
-    from hf_compat.data.balancing import BatchRebalanceSampler as BatchRebalanceSampler
     from hf_compat.data.collators import (
         DataCollatorWithPadding as DataCollatorWithPadding,
         DefaultDataCollator as DefaultDataCollator,
+        RemoveColumnsCollator as RemoveColumnsCollator,
         default_data_collator as default_data_collator,
         numpy_default_data_collator as numpy_default_data_collator,
         torch_default_data_collator as torch_default_data_collator,
     )
-    from hf_compat.data.columns import RemoveColumnsCollator as RemoveColumnsCollator
-    from hf_compat.data.samplers import LengthGroupedSampler as LengthGroupedSampler
+    from hf_compat.data.samplers import (
+        BatchRebalanceSampler as BatchRebalanceSampler,
+        LengthGroupedSampler as LengthGroupedSampler,
+    )
     from hf_compat.distributed.launch import (
         is_main_process as is_main_process,
         total_processes_number as total_processes_number,
@@ -83,12 +85,6 @@ if TYPE_CHECKING:
     from hf_compat.engine.checkpoint_io import HFCheckpointIO as HFCheckpointIO
     from hf_compat.engine.keywords import lightning_keywords as lightning_keywords
     from hf_compat.errors import HFCompatError as HFCompatError, HFCompatWarning as HFCompatWarning
-    from hf_compat.evaluation.results import (
-        EvalLoopOutput as EvalLoopOutput,
-        EvalPrediction as EvalPrediction,
-        PredictionOutput as PredictionOutput,
-        TrainOutput as TrainOutput,
-    )
     from hf_compat.installing import install as install, uninstall as uninstall
     from hf_compat.metrics import (
         denumpify_detensorize as denumpify_detensorize,
@@ -111,8 +107,14 @@ if TYPE_CHECKING:
         TrainerState as TrainerState,
     )
     from hf_compat.trainer import Seq2SeqTrainer as Seq2SeqTrainer, Trainer as Trainer
+    from hf_compat.trainer.outputs import (
+        EvalLoopOutput as EvalLoopOutput,
+        EvalPrediction as EvalPrediction,
+        PredictionOutput as PredictionOutput,
+        TrainOutput as TrainOutput,
+    )
     from hf_compat.trainer.pieces import to_lightning as to_lightning
-    from hf_compat.tuning.spaces import (
+    from hf_compat.trainer.searching import (
         BestRun as BestRun,
         default_compute_objective as default_compute_objective,
         default_hp_space_optuna as default_hp_space_optuna,
@@ -121,12 +123,12 @@ if TYPE_CHECKING:
 
 _NAMES: dict[str, str] = {
     "arguments": "AcceleratorConfig HfArg HfArgumentParser Seq2SeqTrainingArguments TrainingArguments",
-    "arguments.deepspeed.config": "HfDeepSpeedConfig",
+    "arguments.deepspeed": "HfDeepSpeedConfig",
     "arguments.enums": """
         DebugOption EvaluationStrategy ExplicitEnum FSDPOption HPSearchBackend HubStrategy IntervalStrategy
         OptimizerNames ParallelMode SaveStrategy SchedulerType
     """,
-    "arguments.fields.types": "string_to_bool",
+    "arguments.parser": "string_to_bool",
     "callbacks": """
         CallbackHandler DefaultFlowCallback EarlyStoppingCallback NotebookProgressCallback PrinterCallback
         ProgressCallback RichProgressCallback TrainerCallback
@@ -134,22 +136,19 @@ _NAMES: dict[str, str] = {
     "callbacks.default_callbacks": "DEFAULT_CALLBACKS DEFAULT_PROGRESS_CALLBACK",
     "checkpoint.finding": "get_last_checkpoint",
     "checkpoint.names": """
-        ADAPTER_SAFE_WEIGHTS_NAME ADAPTER_WEIGHTS_NAME OPTIMIZER_NAME PREFIX_CHECKPOINT_DIR
-        SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SCALER_NAME SCHEDULER_NAME TRAINER_STATE_NAME
-        TRAINING_ARGS_NAME WEIGHTS_INDEX_NAME WEIGHTS_NAME
+        ADAPTER_SAFE_WEIGHTS_NAME ADAPTER_WEIGHTS_NAME OPTIMIZER_NAME PREFIX_CHECKPOINT_DIR SAFE_WEIGHTS_INDEX_NAME
+        SAFE_WEIGHTS_NAME SCALER_NAME SCHEDULER_NAME TRAINER_STATE_NAME TRAINING_ARGS_NAME WEIGHTS_INDEX_NAME
+        WEIGHTS_NAME
     """,
-    "data.balancing": "BatchRebalanceSampler",
     "data.collators": """
-        DataCollatorWithPadding DefaultDataCollator default_data_collator numpy_default_data_collator
-        torch_default_data_collator
+        DataCollatorWithPadding DefaultDataCollator RemoveColumnsCollator default_data_collator
+        numpy_default_data_collator torch_default_data_collator
     """,
-    "data.columns": "RemoveColumnsCollator",
-    "data.samplers": "LengthGroupedSampler",
+    "data.samplers": "BatchRebalanceSampler LengthGroupedSampler",
     "distributed.launch": "is_main_process total_processes_number",
     "engine.checkpoint_io": "HFCheckpointIO",
     "engine.keywords": "lightning_keywords",
     "errors": "HFCompatError HFCompatWarning",
-    "evaluation.results": "EvalLoopOutput EvalPrediction PredictionOutput TrainOutput",
     "installing": "install uninstall",
     "metrics": "denumpify_detensorize has_length speed_metrics",
     "model_facts": "number_of_arguments",
@@ -159,8 +158,9 @@ _NAMES: dict[str, str] = {
     "seeding": "enable_full_determinism seed_worker set_seed",
     "state": "ExportableState TrainerControl TrainerState",
     "trainer": "Seq2SeqTrainer Trainer",
+    "trainer.outputs": "EvalLoopOutput EvalPrediction PredictionOutput TrainOutput",
     "trainer.pieces": "to_lightning",
-    "tuning.spaces": "BestRun default_compute_objective default_hp_space_optuna default_hp_space_ray",
+    "trainer.searching": "BestRun default_compute_objective default_hp_space_optuna default_hp_space_ray",
 }
 """Module of the package to the public names in it."""
 _HOMES = {name: f"hf_compat.{module}" for module, names in _NAMES.items() for name in names.split()}

@@ -10,8 +10,6 @@ from typing import Any
 
 from hf_compat.errors import CheckpointError
 
-__all__ = ["read_json_object", "write_bytes", "write_text"]
-
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write ``text`` to ``path`` in UTF-8, atomically: a reader sees the old content or the new one.

@@ -14,8 +14,6 @@ import hf_compat
 from hf_compat.errors import HFCompatError
 from hf_compat.masking import masked_text, secrets_in
 
-__all__ = ["main"]
-
 _LONGEST_LINE = 1000
 """Characters of a line that are shown of an error."""
 _UNREAD = 141
@@ -314,7 +312,7 @@ def _consolidate(options: argparse.Namespace) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     from hf_compat.tools.convert.conversion import convert
-    from hf_compat.tools.convert.conversion_options import options_of
+    from hf_compat.tools.convert.options import options_of
 
     made = convert(options.source, options.target, options_of(options))
     print(made.target)

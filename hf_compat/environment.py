@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["is_switched_on", "is_yes"]
-
 _TRUE = ("1", "on", "true", "yes")
 
 

@@ -53,50 +53,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Self
 
-__all__ = [
-    "ArgumentTypesError",
-    "ArgumentsError",
-    "BatchSizeError",
-    "CallbackError",
-    "CheckpointError",
-    "CheckpointWriteError",
-    "DataCollatorError",
-    "DataError",
-    "DatasetTypeError",
-    "EarlyStoppingError",
-    "HFCompatError",
-    "HFCompatWarning",
-    "HubError",
-    "LaunchError",
-    "LoaderError",
-    "LogWriteError",
-    "LossError",
-    "MetricNameError",
-    "MetricsError",
-    "MissingPackageError",
-    "MissingWeightsError",
-    "ModelError",
-    "ModelInitError",
-    "ModelOutputError",
-    "NoOptimizerError",
-    "NotSupportedError",
-    "OutputFolderError",
-    "OverrideError",
-    "ParserError",
-    "ReportError",
-    "SearchError",
-    "StateValueError",
-    "TrainerSetupError",
-    "UnknownArgumentError",
-    "UnresolvedTypesError",
-    "UnsupportedArgumentsError",
-    "UntrainableModelError",
-    "WriteError",
-    "described",
-    "is_installed",
-    "require_package",
-]
-
 
 class HFCompatError(Exception):
     """Base class of all errors of hf_compat."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint import names
-from hf_compat.checkpoint.hidden_folders import HIDDEN_FOLDERS, final_name
+from hf_compat.checkpoint.publish import HIDDEN_FOLDERS, final_name
 from hf_compat.errors import HubError
 from hf_compat.masking import masked_text
 from hf_compat.version import __version__
@@ -26,17 +26,6 @@ from hf_compat.version import __version__
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, HfApi
 
-__all__ = [
-    "IGNORED",
-    "PushInProgress",
-    "create_repository",
-    "hub_api",
-    "push_snapshot",
-    "quiet_progress_bars",
-    "shared_files",
-    "snapshot",
-    "upload",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["MASK", "is_secret_name", "masked_text", "masked_value", "masked_words", "secrets_in"]
-
 MASK = "***"
 """Stands in the place of a secret."""
 

@@ -18,8 +18,6 @@ from typing import Any, Generic, Self, TypeVar, overload
 from hf_compat.distributed.accelerators import accelerator_module, accelerator_type
 from hf_compat.errors import TrainerSetupError, require_package
 
-__all__ = ["STAGES", "TrainerMemoryTracker", "WeakAttribute", "empty_cache", "free_memory", "mapped"]
-
 _T = TypeVar("_T")
 
 STAGES: dict[str, str] = {

@@ -20,17 +20,6 @@ from hf_compat.atomic_files import read_json_object, write_text
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = [
-    "denumpify_detensorize",
-    "has_length",
-    "log_metrics",
-    "metrics_format",
-    "rewrite_logs",
-    "save_metrics",
-    "save_state",
-    "speed_metrics",
-]
-
 
 def speed_metrics(
     split: str,

@@ -12,30 +12,6 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = [
-    "accepts_loss_kwargs",
-    "count_parameters",
-    "ignores_item_count",
-    "indivisible_heads",
-    "is_bare_model",
-    "is_causal_lm",
-    "is_compiled",
-    "is_in_training_mode",
-    "is_instance_of",
-    "is_peft_model",
-    "is_presharded",
-    "is_pretrained_model",
-    "is_renamed_causal_lm",
-    "lacks_forward",
-    "number_of_arguments",
-    "parameters_of",
-    "presharded_size",
-    "shifts_labels",
-    "unwrap_model",
-    "unwrap_peft",
-    "zero_gradients",
-]
-
 _LIGHTNING = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
 """Modules of the class LightningModule."""
 _FSDP = "FSDP"

@@ -8,8 +8,6 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from torch import Tensor
 
-__all__ = ["MAPPINGS", "SEQUENCES", "Nested", "find_batch_size", "leaves", "map_nested", "rebuild"]
-
 Nested: TypeAlias = "Tensor | list[Any] | tuple[Any, ...] | Mapping[Any, Any]"
 """A tensor, or tensors nested in lists, tuples and mappings."""
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from hf_compat.errors import ModelError
 
-__all__ = ["DebugUnderflowOverflow"]
-
 _INDENT = " " * 18
 _COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
 

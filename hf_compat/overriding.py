@@ -13,17 +13,6 @@ from weakref import WeakKeyDictionary
 
 from hf_compat.errors import HFCompatWarning, OverrideError, TrainerSetupError, described
 
-__all__ = [
-    "NEVER_CALLED",
-    "WarnOnce",
-    "call_as_defined",
-    "check_is_module",
-    "check_returned",
-    "explain_missing",
-    "is_ours",
-    "refuse_overrides_never_called",
-]
-
 _LOOP = "Lightning runs the loop; override `training_step` or `_maybe_log_save_evaluate`, or add a callback"
 _PARALLEL = "hf_compat's strategies do this; remove the method, or pass a strategy in `lightning={'strategy': ...}`"
 _HARDWARE = "that hardware or package is not supported; remove the method"

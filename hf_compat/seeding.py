@@ -12,7 +12,6 @@ import torch
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["enable_full_determinism", "seed_run", "seed_worker", "set_seed"]
 
 _FURTHER_BACKENDS = ("mlu", "musa", "npu", "hpu", "xpu")
 """Devices whose packages add a module of that name to torch, with its own random generators."""

@@ -7,9 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_compat.arguments.releases.semantics import Semantics
-
-__all__ = ["align_special_tokens"]
+from hf_compat.arguments.releases import Semantics
 
 logger = logging.getLogger(__name__)
 

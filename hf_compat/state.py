@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
-from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
+from hf_compat.arguments.releases import Semantics, resolve_semantics
 from hf_compat.atomic_files import read_json_object, write_text
 from hf_compat.errors import CheckpointError, HFCompatError, StateValueError, TrainerSetupError
 from hf_compat.upstream_names import CountsCounterparts
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = [
-    "ExportableState",
-    "NotExportableError",
-    "TrainerControl",
-    "TrainerState",
-    "export_states",
-    "is_exportable",
-]
 
 logger = logging.getLogger(__name__)
 

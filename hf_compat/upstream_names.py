@@ -13,16 +13,6 @@ from typing import Any
 
 from hf_compat.errors import MissingPackageError, is_installed
 
-__all__ = [
-    "HANDED_ON",
-    "CountsCounterparts",
-    "ModuleWithDefaults",
-    "derives_from_counterpart",
-    "find_upstream",
-    "hand_on",
-    "is_handed_on",
-]
-
 _NAMES: dict[str, str] = {
     "optimization": """
         AdafactorSchedule StreamingAverage get_adafactor_schedule get_constant_schedule

@@ -13,9 +13,9 @@ from lightning.fabric.plugins import environments
 
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.checkpoint import names
-from hf_compat.engine.strategies.kinds import STRATEGIES
-from hf_compat.engine.strategies.traits import STRATEGY_TRAITS, StrategyTraits
-from hf_compat.run.hooks import RunHooks
+from hf_compat.engine.strategies.base import STRATEGIES
+from hf_compat.engine.strategies.choice import STRATEGY_TRAITS, StrategyTraits
+from hf_compat.trainer.loop import RunHooks
 from tests.support.paths import ROOT
 from tests.test_layering import LAYERS
 

@@ -593,7 +593,7 @@ def test_a_backend_in_a_single_process(tmp_path):
 @pytest.mark.parametrize("name", ["is_loaded_in_8bit", "is_loaded_in_4bit", "neither"])
 def test_weights_in_4_bits_are_not_replicated(name):
     """A model that says that its weights are quantized stays as it is on the GPUs of a process."""
-    from hf_compat.engine.strategies.data_parallel import replicated
+    from hf_compat.engine.strategies.base import replicated
 
     model = PlainModel()
     setattr(model, name, True)

@@ -10,7 +10,7 @@ import pytest
 from transformers import trainer_callback as upstream
 
 from hf_compat import state as ours
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.callbacks import EarlyStoppingCallback
 from hf_compat.errors import CheckpointError, TrainerSetupError
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hf_compat
-from hf_compat.tuning.spaces import BestRun, best_run
+from hf_compat.trainer.searching import BestRun, best_run
 from hf_compat.upstream_names import HANDED_ON
 
 transformers = pytest.importorskip("transformers")

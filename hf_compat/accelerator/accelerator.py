@@ -6,33 +6,31 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from hf_compat.accelerator import other_models, saved_files
-from hf_compat.accelerator.configurations import LoaderSettings, ProjectSettings, SettingsObject
-from hf_compat.accelerator.gathering import gather_outputs
-from hf_compat.accelerator.gradients import GradientState
-from hf_compat.accelerator.prepared_optimizer import PreparedOptimizer, PreparedSchedule
-from hf_compat.accelerator.refused import FixedSetting, refused_member
+from hf_compat.accelerator import prepared as other_models
+from hf_compat.accelerator.plugins import FixedSetting, LoaderSettings, ProjectSettings, SettingsObject, refused_member
+from hf_compat.accelerator.prepared import GradientState, PreparedOptimizer, PreparedSchedule
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.releases.semantics import Semantics
-from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.prepare_loader import DataParallelLayout, prepare_dataloader
+from hf_compat.arguments.releases import Semantics
+from hf_compat.checkpoint.weights import save_safetensors
+from hf_compat.data.loader import DataParallelLayout, PreparedDataLoader, prepare_dataloader
 from hf_compat.data.skipping import skip_batches
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import DistributedType, ProcessState, RunState
 from hf_compat.engine.moving import has_device_map
-from hf_compat.engine.parallel_mesh import CONTEXT_PARALLEL
 from hf_compat.engine.precision import ForwardMixedPrecision, set_scaler
-from hf_compat.engine.ring_attention import shared_sequences
+from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, shared_sequences
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import NotSupportedError
 from hf_compat.memory import free_memory
@@ -45,9 +43,76 @@ if TYPE_CHECKING:
 
     from hf_compat.engine.backend import LightningBackend
     from hf_compat.engine.module import HFModule
+    from hf_compat.engine.process_layout import ProcessLayout
+
+# `accelerator.save` and `accelerator.save_model`: files beside the checkpoints, written once.
 
 
-__all__ = ["Accelerator"]
+def save_object(value: object, path: str | os.PathLike[str], *, safe_serialization: bool) -> None:
+    """Save ``value`` by ``torch.save``; with ``safe_serialization`` a dict of tensors as safetensors.
+
+    Raises:
+        CheckpointError: If safetensors cannot hold ``value``.
+    """
+    if safe_serialization:
+        save_safetensors(value, path, of="`accelerator.save(obj, ..., safe_serialization=True)`: `obj`")
+    else:
+        torch.save(value, path)
+
+
+def save_shards(
+    state_dict: dict[str, Any], folder: str | os.PathLike[str], *, max_shard_size: int | str, safe_serialization: bool
+) -> None:
+    """Save ``state_dict`` to ``folder``, in files of at most ``max_shard_size``, with an index if there are several."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(state_dict, str(folder), max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+
+
+# Gathering outputs of a batch over ranks, without the duplicated samples of a last batch.
+
+
+def gather_outputs(
+    data: Any, layout: ProcessLayout, state: GradientState, *, of_parts: bool, use_gather_object: bool = False
+) -> Any:
+    """Return ``data`` of all ranks that have other data; of the last batch without duplicated samples.
+
+    Args:
+        data: Tensors, however nested, or a list of other objects.
+        layout: The ranks.
+        state: Says whether the batch is the last, and how many of its samples are no duplicates.
+        of_parts: Whether ranks that share sequences have data of their parts; otherwise theirs is the same.
+        use_gather_object: Gather tensors as a list of objects too, if shapes differ.
+
+    References:
+        As in accelerate, duplicates are kept for a dataset without length and for tensors without dimensions.
+    """
+    by_object = use_gather_object or not collectives.has_only_tensors(data)
+    gather = collectives.gather_objects if by_object else collectives.gather
+    data = gather(data, layout.loss_group if of_parts else layout.data_parallel_group)
+    remainder = state.remainder
+    if not state.end_of_dataloader or remainder <= 0:
+        return data
+    parts = layout.sizes.cp if of_parts else 1
+    cut = functools.partial(_first_samples, count=remainder, ranks=layout.data_parallel_size, parts=parts)
+    try:
+        return cut(data) if by_object else collectives.map_tensors(cut, data)
+    except (IndexError, TypeError):
+        return data
+
+
+def _first_samples(rows: Any, *, count: int, ranks: int, parts: int) -> Any:
+    """Return the rows of the first ``count`` samples, sample by sample, with a row for each part of it.
+
+    Args:
+        rows: A tensor or a list: those of each rank, each part of it, each sample.
+        count: Samples to keep.
+        ranks: Data-parallel size.
+        parts: Ranks with parts of the same samples.
+    """
+    if parts == 1:
+        return rows[:count]
+    places = torch.arange(len(rows)).view(ranks, parts, -1).transpose(1, 2).reshape(-1)[: count * parts].tolist()
+    return [rows[place] for place in places] if isinstance(rows, list) else rows[places]
 
 
 class _LoaderSetting:
@@ -67,7 +132,7 @@ class Accelerator(ProcessState):
     """The process and its run, by accelerate's names.
 
     Every documented member of accelerate's ``Accelerator`` is there, or is an error that says what to use instead
-    (``hf_compat.accelerator.refused``).
+    (``hf_compat.accelerator.plugins``).
 
     Args:
         launch: Rank and world size.
@@ -599,7 +664,7 @@ class Accelerator(ProcessState):
     def save(self, obj: object, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Save ``obj`` to the file ``f`` on rank 0; with ``safe_serialization`` a dict of tensors as safetensors."""
         if self.is_main_process:
-            saved_files.save_object(obj, f, safe_serialization=safe_serialization)
+            save_object(obj, f, safe_serialization=safe_serialization)
 
     def save_model(
         self,
@@ -611,7 +676,7 @@ class Accelerator(ProcessState):
         """Save the weights of ``model``, without its configuration, on rank 0; every rank has to call it."""
         state_dict = self.get_state_dict(model)
         if self.is_main_process:
-            saved_files.save_shards(
+            save_shards(
                 state_dict, save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
             )
 

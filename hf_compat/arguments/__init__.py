@@ -1,6 +1,7 @@
 """The configuration of a run: ``TrainingArguments``, its enums, the rules of its fields, and upstream's releases."""
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.convert import from_transformers
 from hf_compat.arguments.enums import (
     DebugOption,
     EvaluationStrategy,
@@ -14,10 +15,9 @@ from hf_compat.arguments.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.arguments.fields.rules import FIELD_RULES, FieldRule
+from hf_compat.arguments.field_rules import FIELD_RULES, FieldRule
 from hf_compat.arguments.parser import HfArg, HfArgumentParser
-from hf_compat.arguments.releases.convert import from_transformers
-from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
+from hf_compat.arguments.releases import Semantics, resolve_semantics
 from hf_compat.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 
 __all__ = [

@@ -14,8 +14,6 @@ from hf_compat.errors import ArgumentsError
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["AcceleratorConfig", "syncs_each_batch"]
-
 
 @dataclass
 class AcceleratorConfig:

@@ -8,23 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from hf_compat.arguments.releases.semantics import installed_release
-from hf_compat.arguments.releases.versions import SINCE
-
-__all__ = [
-    "DebugOption",
-    "EvaluationStrategy",
-    "ExplicitEnum",
-    "FSDPOption",
-    "HPSearchBackend",
-    "HubStrategy",
-    "IntervalStrategy",
-    "OptimizerNames",
-    "ParallelMode",
-    "SaveStrategy",
-    "SchedulerType",
-    "ShardedDDPOption",
-]
+from hf_compat.arguments.releases import SINCE, installed_release
 
 
 class ExplicitEnum(str, Enum):  # noqa: UP042  (a StrEnum prints its value; upstream prints the member)

@@ -8,36 +8,26 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.deepspeed.requested import requests_deepspeed
-from hf_compat.arguments.fsdp.settings import requests_fsdp
-from hf_compat.arguments.parallelism_handlers import (
+from hf_compat.arguments.deepspeed import requests_deepspeed
+from hf_compat.arguments.fsdp import requests_fsdp
+from hf_compat.arguments.problems import Problem, raise_all
+from hf_compat.arguments.sequence_parallelism import (
     BACKENDS,
     HANDLERS,
+    SequenceParallelism,
     config_problem,
     config_value,
+    context_parallel_problems,
     handler_problems,
     launched_value,
-    unused_handlers,
-)
-from hf_compat.arguments.sequence_parallelism import (
-    SequenceParallelism,
-    context_parallel_problems,
     sequence_parallel_problems,
     sequence_parallelism,
+    unused_handlers,
 )
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = [
-    "ParallelSizes",
-    "parallelism_problems",
-    "read_parallelism",
-    "read_sequence_parallelism",
-    "unused_handler_texts",
-    "world_size_problem",
-]
 
 USE_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 """Set to ``true`` by ``accelerate launch --use_parallelism_config``."""

@@ -7,41 +7,31 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from hf_compat.arguments.compilation import compile_keywords
-from hf_compat.arguments.fields.defaults import LOG_LEVELS
-from hf_compat.arguments.fsdp.settings import read_fsdp
+from hf_compat.arguments.derived import compile_keywords
+from hf_compat.arguments.fsdp import read_fsdp
+from hf_compat.arguments.releases import LOG_LEVELS
 from hf_compat.distributed import accelerate_state, processes
-from hf_compat.distributed.accelerators import accelerator_type, default_backend, device_index, wants_cpu
+from hf_compat.distributed.accelerate_state import configured_precision
+from hf_compat.distributed.accelerators import (
+    accelerator_type,
+    default_backend,
+    device_index,
+    lacks_tf32,
+    set_tf32,
+    wants_cpu,
+)
 from hf_compat.distributed.launch import BY_TRAINER, Launch, is_launched, read_launch
 from hf_compat.errors import TrainerSetupError
-from hf_compat.log_files import write_log_file
-from hf_compat.logger_levels import library_logger, set_level
+from hf_compat.log_files import library_logger, set_level, write_log_file
 
 if TYPE_CHECKING:
     import torch
 
+    from hf_compat.arguments.releases import Semantics
     from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.distributed.process_state import ProcessState, RunState
-
-__all__ = [
-    "choose_device",
-    "distributed_state",
-    "find_launch",
-    "is_single_rank",
-    "join_alone",
-    "join_as_started",
-    "join_processes",
-    "main_process_first",
-    "process_log_level",
-    "run_state",
-    "set_log_level",
-    "set_up_device",
-    "share_early",
-    "uses_configured_state",
-]
-
 
 logger = logging.getLogger(__name__)
 
@@ -240,3 +230,55 @@ def main_process_first(args: TrainingArguments, *, local: bool, desc: str) -> It
     # A process that a Trainer started has no process group here yet; rank 0 ran the block before it started.
     with processes.main_first(args.process_index, is_main=is_main, desc=desc):
         yield
+
+
+# The precision of a run: mixed precision, that of evaluations, and TF32 for the process.
+
+
+PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
+"""Set by ``accelerate launch --mixed_precision``; used if neither ``fp16`` nor ``bf16`` is set."""
+
+
+def mixed_precision(args: TrainingArguments, semantics: Semantics) -> str:
+    """Return ``"fp16"``, ``"bf16"`` or ``"no"``: from the fields, the script's own state, or the launcher."""
+    if args.fp16:
+        return "fp16"
+    if args.bf16:
+        return "bf16"
+    adopts = uses_configured_state(args) and not semantics.compares_configured_precision
+    adopted = configured_precision() if adopts else None
+    return adopted or os.environ.get(PRECISION_VARIABLE, "no")
+
+
+def full_evaluation_precision(args: TrainingArguments) -> Literal["float16", "bfloat16"] | None:
+    """Return the dtype in which a model is evaluated as a whole, None where its weights stay as they are."""
+    if args.fp16_full_eval:
+        return "float16"
+    return "bfloat16" if args.bf16_full_eval else None
+
+
+def amp_backend(args: TrainingArguments) -> str:
+    """Return the name of the half precision backend that transformers 4.57 chooses for ``half_precision_backend``."""
+    by_default = args.half_precision_backend == "auto"
+    return "cpu_amp" if by_default and args.device.type == "cpu" and not args.fp16 else args.half_precision_backend
+
+
+def uses_cpu_amp(args: TrainingArguments) -> bool:
+    """Return whether transformers 4.57 has an autocast around the loss on the CPU.
+
+    It has one if that is requested, and by default for ``bf16`` in a lone process.
+    """
+    if args.half_precision_backend == "auto":
+        return args.bf16 and args.device.type == "cpu" and args.world_size == 1
+    return args.half_precision_backend == "cpu_amp" and (args.fp16 or args.bf16)
+
+
+def allow_tf32(args: TrainingArguments) -> None:
+    """Set TF32 for the process, as upstream does: if the field is set, and for compiled models."""
+    if args.tf32 is not None:
+        if not lacks_tf32():
+            set_tf32(args.tf32)
+    elif args.torch_compile and lacks_tf32():
+        logger.warning("The speedups for torchdynamo mostly come with GPU Ampere or higher, and this machine has none.")
+    elif args.torch_compile and (args.bf16 or not args.fp16):
+        set_tf32(True)

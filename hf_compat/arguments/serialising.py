@@ -9,17 +9,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.checking.resolving import semantics_of
-from hf_compat.arguments.fields.aliases import ALIASES
-from hf_compat.arguments.fields.defaults import defaults
-from hf_compat.arguments.fields.redeclared import fields_of_the_script, for_run
-from hf_compat.arguments.releases.fields import OWN_FIELDS, is_field_of
+from hf_compat.arguments.fields import ALIASES
+from hf_compat.arguments.releases import OWN_FIELDS, defaults, fields_of_the_script, for_run, is_field_of
+from hf_compat.arguments.resolving import semantics_of
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.releases.semantics import Semantics
+    from hf_compat.arguments.releases import Semantics
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["as_text", "hyperparameters", "plain_fields", "repr_of", "sanitized_fields"]
 
 _PLAIN_TYPES = (bool, int, float, str)
 _FOLLOWING = ("_n_gpu", "activation_checkpointing", "activation_checkpointing_kwargs")

@@ -6,30 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from hf_compat.arguments.cadence import evaluates_in_training
-from hf_compat.arguments.checking.checks import VALUE_CHECKS, find_problems
-from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.checking.trackers import tracker_names
+from hf_compat.arguments.checks import VALUE_CHECKS, find_problems, tracker_names
+from hf_compat.arguments.derived import evaluates_in_training
 from hf_compat.arguments.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
-from hf_compat.arguments.fields.aliases import apply_checkpointing_alias, apply_warmup_ratio
-from hf_compat.arguments.fields.redeclared import script_values_aside
-from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
+from hf_compat.arguments.fields import apply_checkpointing_alias, apply_warmup_ratio
+from hf_compat.arguments.problems import Problem, raise_all
+from hf_compat.arguments.releases import Semantics, resolve_semantics, script_values_aside
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = [
-    "EVALUATION",
-    "HUB",
-    "LOADERS",
-    "LOGGING",
-    "OPTIMIZER",
-    "SAVING",
-    "SCHEDULE",
-    "TESTING",
-    "TRAINING",
-    "set_fields",
-]
 
 Arguments = TypeVar("Arguments", bound="TrainingArguments")
 

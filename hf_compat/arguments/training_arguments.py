@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from hf_compat.arguments import process_facts, serialising
-from hf_compat.arguments.checking.checks import find_problems
-from hf_compat.arguments.checking.problems import raise_all
-from hf_compat.arguments.checking.resolving import resolve, semantics_of
-from hf_compat.arguments.deepspeed.requested import partition_from_now_on, use_deepspeed
+from hf_compat.arguments.checks import find_problems
+from hf_compat.arguments.deepspeed import partition_from_now_on, use_deepspeed
 from hf_compat.arguments.enums import (
     DebugOption,
     HubStrategy,
@@ -28,20 +26,23 @@ from hf_compat.arguments.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.arguments.fields.defaults import (
+from hf_compat.arguments.fields import Config, Folder, Fsdp, Listed, Settings, listing, option
+from hf_compat.arguments.fsdp import prepare_loading
+from hf_compat.arguments.problems import InitSignature, raise_all, refuse_unknown
+from hf_compat.arguments.process_facts import allow_tf32, mixed_precision
+from hf_compat.arguments.releases import (
     DDP_BACKENDS,
     HALF_PRECISION_BACKENDS,
     LOG_LEVELS,
     SAMPLING_STRATEGIES,
+    SINCE,
     START_METHODS,
+    default_optimizer,
+    resolve_semantics,
+    script_values_aside,
+    warmup_update_steps,
 )
-from hf_compat.arguments.fields.options import Config, Folder, Fsdp, Listed, Settings, listing, option
-from hf_compat.arguments.fields.redeclared import script_values_aside
-from hf_compat.arguments.fields.unknown import InitSignature, refuse_unknown
-from hf_compat.arguments.fsdp.settings import prepare_loading
-from hf_compat.arguments.releases.semantics import resolve_semantics
-from hf_compat.arguments.releases.versions import SINCE, default_optimizer, warmup_update_steps
-from hf_compat.arguments.run_precision import allow_tf32, mixed_precision
+from hf_compat.arguments.resolving import resolve, semantics_of
 from hf_compat.arguments.setters import (
     EVALUATION,
     HUB,
@@ -59,8 +60,6 @@ from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["Seq2SeqTrainingArguments", "TrainingArguments"]
 
 
 @dataclass

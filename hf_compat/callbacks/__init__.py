@@ -2,11 +2,10 @@
 
 from hf_compat.callbacks.console import PrinterCallback, ProgressCallback
 from hf_compat.callbacks.default_callbacks import DefaultFlowCallback
-from hf_compat.callbacks.early_stopping import EarlyStoppingCallback
 from hf_compat.callbacks.handler import CallbackHandler
 from hf_compat.callbacks.notebook import NotebookProgressCallback, is_in_notebook
 from hf_compat.callbacks.rich_progress import RichProgressCallback
-from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
+from hf_compat.callbacks.trainer_callback import EarlyStoppingCallback, TrainerCallback, is_kind_of
 
 __all__ = [
     "CallbackHandler",

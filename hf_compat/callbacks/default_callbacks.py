@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.arguments.cadence import due_by
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.derived import due_by
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.callbacks.console import ProgressCallback
 from hf_compat.callbacks.notebook import NotebookProgressCallback, is_in_notebook
 from hf_compat.callbacks.trainer_callback import TrainerCallback
@@ -16,8 +16,6 @@ from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-
-__all__ = ["DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "DefaultFlowCallback"]
 
 
 class DefaultFlowCallback(TrainerCallback):

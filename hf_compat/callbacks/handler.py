@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["CallbackHandler", "close_progress_bars", "fire", "new_instance"]
 
 logger = logging.getLogger("transformers.trainer_callback")
 """Upstream's: scripts set its level, and look there for these warnings."""

@@ -11,9 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hf_compat.callbacks.progress_stats import Pace, ProgressStats, clock
-
-__all__ = ["RichBars"]
+from hf_compat.callbacks.console import Pace, ProgressStats, clock
 
 _REDRAW_SECONDS = 0.1
 

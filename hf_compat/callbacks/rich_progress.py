@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.callbacks.progress_stats import ProgressStats, log_line
-from hf_compat.callbacks.terminal_bars import is_terminal
+from hf_compat.callbacks.console import ProgressStats, is_terminal, log_line
 from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.errors import require_package
 from hf_compat.metrics import has_length
@@ -15,8 +14,6 @@ from hf_compat.state import TrainerControl, TrainerState
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.callbacks.rich_bars import RichBars
-
-__all__ = ["RichProgressCallback"]
 
 
 class RichProgressCallback(TrainerCallback):

@@ -13,8 +13,6 @@ from hf_compat.checkpoint.completeness import incomplete_reason, incomplete_reas
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointError, described
 
-__all__ = ["Checkpoint", "checkpoint_at", "find_checkpoint", "get_last_checkpoint", "list_checkpoints", "relocated"]
-
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-([0-9]+)")

@@ -5,31 +5,6 @@ All but the two of Lightning are those of transformers, peft and accelerate.
 
 from __future__ import annotations
 
-__all__ = [
-    "ADAPTER_CONFIG_NAME",
-    "ADAPTER_SAFE_WEIGHTS_NAME",
-    "ADAPTER_WEIGHTS_NAME",
-    "FULL_FSDP_WEIGHTS_NAME",
-    "FULL_OPTIMIZER_NAME",
-    "LIGHTNING_MARKER_NAME",
-    "LIGHTNING_STATE_NAME",
-    "OPTIMIZER_NAME",
-    "PREFIX_CHECKPOINT_DIR",
-    "SAFE_WEIGHTS_INDEX_NAME",
-    "SAFE_WEIGHTS_NAME",
-    "SCALER_NAME",
-    "SCHEDULER_NAME",
-    "SHARDED_METADATA_NAME",
-    "SHARDED_OPTIMIZER_NAME",
-    "SHARDED_WEIGHTS_NAME",
-    "TRAINER_STATE_NAME",
-    "TRAINING_ARGS_NAME",
-    "WEIGHTS_INDEX_NAME",
-    "WEIGHTS_NAME",
-    "checkpoint_name",
-    "rng_state_name",
-]
-
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 
 SAFE_WEIGHTS_NAME = "model.safetensors"

@@ -15,10 +15,8 @@ from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import is_complete, read_marker
 from hf_compat.checkpoint.finding import Checkpoint, list_checkpoints
-from hf_compat.checkpoint.hidden_folders import final_name
+from hf_compat.checkpoint.publish import final_name
 from hf_compat.errors import CheckpointError
-
-__all__ = ["OwnedCheckpoints", "beyond_limit", "by_age", "delete_all_but_best", "rotate"]
 
 logger = logging.getLogger(__name__)
 

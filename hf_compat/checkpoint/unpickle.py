@@ -15,8 +15,6 @@ import torch
 
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Unread", "cause_of", "enum_member", "is_trusted", "load_known", "load_trusted"]
-
 
 @cache
 def _allowed() -> tuple[Any, ...]:

@@ -9,15 +9,12 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from hf_compat.checkpoint import multi_process, publish
+from hf_compat.checkpoint import publish, publish as multi_process
 from hf_compat.checkpoint.background import BackgroundTasks, CheckpointFileWriter, Deferred
-from hf_compat.checkpoint.checksums import Checksums
-from hf_compat.checkpoint.early_flush import flushing_early
+from hf_compat.checkpoint.flushing import Checksums, flushing_early
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
-
-__all__ = ["CheckpointWriter", "Part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ class CheckpointWriter:
         # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
         with snapshot, multi_process.raise_on_all_ranks(fails_on_all=background):
             with ExitStack() as stack:
-                staged = multi_process.begin(
+                staged = multi_process.begin_on_all_ranks(
                     stack,
                     publish.target_of(folder),
                     step=step,

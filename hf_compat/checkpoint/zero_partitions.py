@@ -20,21 +20,6 @@ from torch import Tensor
 
 from hf_compat.errors import CheckpointError
 
-__all__ = [
-    "LATEST_NAME",
-    "Partitions",
-    "Piece",
-    "StateFiles",
-    "engine_folder",
-    "filled",
-    "is_partitioned",
-    "joined",
-    "pieces_in_a_row",
-    "pieces_of_each",
-    "range_of_each",
-    "state_files",
-]
-
 Shapes = Mapping[str, Sequence[int]]
 """Name → shape of the parameters of a group, in the order in which they lie."""
 _ALIGNMENT = 2

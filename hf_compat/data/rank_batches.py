@@ -15,8 +15,6 @@ from hf_compat.data.stream_states import stream_from_state
 from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
 
-__all__ = ["BatchShard", "StreamShard", "check_even", "check_gatherable", "check_split_batches"]
-
 
 def check_split_batches(batch_size: int | None, num_processes: int) -> None:
     """Check that batches can be split evenly over the ranks.

@@ -12,8 +12,6 @@ from torch.distributed import ProcessGroup
 from hf_compat.distributed import collectives
 from hf_compat.errors import DataError
 
-__all__ = ["SequenceShards", "shifted_labels"]
-
 _NEEDED = ("input_ids", "labels", "position_ids")
 """What each batch needs."""
 

@@ -8,14 +8,11 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from hf_compat.data.dispatching import DispatchingDataLoader
-from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
+from hf_compat.data.loader import DispatchingDataLoader, PreparedDataLoader, loader_batching, loader_settings
 from hf_compat.data.rank_batches import BatchShard, StreamShard
 from hf_compat.data.samplers import SeedableRandomSampler
 from hf_compat.data.sequence_shards import SequenceShards
 from hf_compat.data.stream_states import RestoreWorkerState, StreamStates, is_stateful_stream, stream_from_state
-
-__all__ = ["resume_stream", "skip_batches", "skip_samples"]
 
 
 def skip_batches(loader: Iterable[Any], count: int) -> Iterable[Any]:

@@ -18,17 +18,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_compat.distributed import collectives
 
-__all__ = [
-    "BatchWithState",
-    "RestoreWorkerState",
-    "StateCollator",
-    "StatefulStream",
-    "StreamStates",
-    "gather_stream_states",
-    "is_stateful_stream",
-    "stream_from_state",
-]
-
 
 class StatefulStream(Protocol):
     """An iterable data set that can be resumed from its ``state_dict``."""

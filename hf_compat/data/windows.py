@@ -13,9 +13,7 @@ from hf_compat.metrics import has_length
 from hf_compat.plan import RunPlan
 
 if TYPE_CHECKING:
-    from hf_compat.run.loop import UpdateLoop
-
-__all__ = ["ResumePosition", "Window", "WindowLoader"]
+    from hf_compat.trainer.loop import UpdateLoop
 
 
 class Window:

@@ -15,16 +15,6 @@ from hf_compat.distributed import processes
 if TYPE_CHECKING:
     from hf_compat.distributed.process_state import ProcessState, RunState
 
-__all__ = [
-    "accelerate_module",
-    "configured_precision",
-    "configured_state",
-    "is_imported",
-    "partial_state",
-    "share_process",
-    "share_run",
-]
-
 
 def is_imported() -> bool:
     """Return whether accelerate's state is imported, so that other code may already use it."""

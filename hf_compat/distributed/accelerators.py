@@ -15,19 +15,6 @@ from hf_compat.errors import TrainerSetupError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "accelerator_module",
-    "accelerator_type",
-    "cuda_is_available",
-    "default_backend",
-    "device_index",
-    "is_initialized",
-    "lacks_bf16",
-    "lacks_fp16",
-    "lacks_tf32",
-    "set_tf32",
-    "wants_cpu",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -22,24 +22,6 @@ from hf_compat.distributed.oom_consensus import gloo_group, vote
 from hf_compat.errors import DataError
 from hf_compat.nested import map_nested
 
-__all__ = [
-    "background_group",
-    "barrier",
-    "broadcast",
-    "broadcast_object",
-    "communication_device",
-    "gather",
-    "gather_batches",
-    "gather_objects",
-    "get_rank",
-    "get_world_size",
-    "has_only_tensors",
-    "map_tensors",
-    "mean_over_ranks",
-    "pad_across_processes",
-    "reduce",
-]
-
 Nested = TypeVar("Nested")
 """A tensor, or lists, tuples and dicts of them."""
 Item = TypeVar("Item")

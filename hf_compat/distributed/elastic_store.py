@@ -16,7 +16,6 @@ from uuid import uuid4
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["agree_on_name", "store_of_this_start", "uses_agent_store"]
 
 _PAUSE = 0.02
 """Seconds between two rounds in which rank 0 answers the others."""

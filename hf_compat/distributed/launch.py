@@ -10,18 +10,6 @@ from pathlib import Path
 
 from hf_compat.errors import TrainerSetupError
 
-__all__ = [
-    "BY_TRAINER",
-    "LAUNCHERS",
-    "OWN_MARK",
-    "Launch",
-    "Variables",
-    "is_launched",
-    "is_main_process",
-    "read_launch",
-    "total_processes_number",
-]
-
 OWN_MARK = "HF_COMPAT_LAUNCHED"
 """Set in processes that a Trainer started itself, with Lightning's launcher."""
 BY_TRAINER = "trainer"

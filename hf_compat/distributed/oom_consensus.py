@@ -22,19 +22,6 @@ from torch import distributed
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = [
-    "GivenUpError",
-    "OomConsensus",
-    "PacedVotes",
-    "give_up",
-    "gloo_group",
-    "has_other_ranks",
-    "is_attempting",
-    "max_over_ranks",
-    "oom_consensus",
-    "vote",
-]
-
 
 _all_reduce: Any = getattr(distributed, "all_reduce", None)
 """torch's, also where the collectives of a library begin with a vote, which calls it."""

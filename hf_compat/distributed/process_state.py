@@ -20,9 +20,7 @@ from hf_compat.environment import is_yes
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
-
-__all__ = ["Compilation", "DistributedType", "ProcessState", "RunState"]
+    from hf_compat.arguments.deepspeed import DeepSpeedPlugin
 
 
 class DistributedType(str, Enum):  # noqa: UP042  (a StrEnum prints its value; accelerate's prints the member)

@@ -24,17 +24,6 @@ from hf_compat.errors import TrainerSetupError, require_package
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "choose_backend",
-    "import_deepspeed",
-    "join_alone",
-    "join_processes",
-    "leave_processes",
-    "main_first",
-    "prepare_process",
-    "process_group",
-    "wait_for_gloo_threads",
-]
 
 _logger = logging.getLogger(__name__)
 

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from enum import Enum
+from pathlib import PurePath
+from random import Random
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+import numpy as np
+import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar, ThroughputMonitor
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
-from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.releases import for_run
 from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.data.windows import WindowLoader
-from hf_compat.engine.current_loaders import Loaders
-from hf_compat.engine.initial_states import InitialStates
 from hf_compat.engine.internals.callbacks import (
     callback_states,
     publish_metrics,
@@ -28,8 +39,6 @@ from hf_compat.engine.internals.callbacks import (
     saved_checkpoint,
     with_window_counts,
 )
-from hf_compat.engine.internals.evaluating import run_evaluation
-from hf_compat.engine.internals.evaluation_loop import use_fast_loops
 from hf_compat.engine.internals.exceptions import raising_keyboard_interrupt, unwraps_stop_iteration
 from hf_compat.engine.internals.loops import (
     disable_signal_handlers,
@@ -37,34 +46,294 @@ from hf_compat.engine.internals.loops import (
     keep_memory_cache,
     quiet_lightning,
     refer_weakly_to,
+    renew_loops,
+    run_evaluation,
     sanity_checking,
     without_minimum,
 )
+from hf_compat.engine.internals.stepping import use_fast_loops
+from hf_compat.engine.internals.strategies import has_plain_ddp, plain_class, replace_strategy
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import FirstCallback, LastCallback, defines_hook, without_logger
-from hf_compat.engine.loggers.user_loggers import user_loggers
-from hf_compat.engine.module import HFModule
+from hf_compat.engine.loggers.reporters import user_loggers
+from hf_compat.engine.module import HFModule, Loaders
 from hf_compat.engine.moving import settle_model
 from hf_compat.engine.precision import input_dtype, precision_plugin
 from hf_compat.engine.process_layout import ProcessLayout, place_run, presume_layout
 from hf_compat.engine.run_settings import Settings
-from hf_compat.engine.strategies.base import ModelStrategy
-from hf_compat.engine.strategies.kinds import device_keywords
-from hf_compat.engine.strategies.one_device import OneDeviceStrategy
-from hf_compat.engine.strategies.traits import StrategyTraits
+from hf_compat.engine.strategies.base import ModelStrategy, OneDeviceStrategy, device_keywords
+from hf_compat.engine.strategies.choice import StrategyTraits
+from hf_compat.engine.strategy_table import is_of_ray
 from hf_compat.errors import LogWriteError, TrainerSetupError
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import unwrap_model
 
 if TYPE_CHECKING:
-    import torch
     from torch.amp import GradScaler
 
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.evaluation.session import EvaluationSession
-    from hf_compat.run.run import TrainingRun
+    from hf_compat.trainer.evaluation_session import EvaluationSession
+    from hf_compat.trainer.run import TrainingRun
 
-__all__ = ["EVALUATION_LIMITS", "LightningBackend"]
+# Joining a `lightning.Trainer` built by the user: what it was given, and what a run needs from it.
+
+
+_LIGHTNINGS_EPOCHS = 1000
+"""What Lightning takes for ``max_epochs`` if neither epochs nor steps are given."""
+
+_LIGHTNINGS_INTERVAL = 50
+"""Its ``log_every_n_steps`` if that is not given."""
+
+_LIMITS = ("limit_predict_batches", "limit_test_batches", "limit_train_batches", "limit_val_batches")
+"""Keywords of ``lightning.Trainer``: the share, if a float, or the number of batches that are read."""
+
+
+def _is_all(share: Any) -> bool:
+    return isinstance(share, float) and share == 1.0
+
+
+_IS_DEFAULT: dict[str, Callable[[Any], bool]] = {
+    "check_val_every_n_epoch": lambda value: value == 1,
+    "fast_dev_run": lambda value: not value,
+    **dict.fromkeys(_LIMITS, _is_all),
+    "log_every_n_steps": lambda value: value == _LIGHTNINGS_INTERVAL,
+    "max_epochs": lambda value: value in (None, -1, _LIGHTNINGS_EPOCHS),
+    "max_steps": lambda value: value == -1,
+    "min_steps": lambda value: value is None,
+    "overfit_batches": lambda value: not value,
+    "reload_dataloaders_every_n_epochs": lambda value: not value,
+    "val_check_interval": _is_all,
+}
+"""Keywords of ``lightning.Trainer`` that it has as attributes, to whether a value is Lightning's default."""
+
+_FREE = {**dict.fromkeys(_LIMITS, 1.0), "overfit_batches": 0.0}
+"""What a Lightning trainer has whose run limits the data itself."""
+
+
+def user_keywords(pl_trainer: pl.Trainer) -> dict[str, Any]:
+    """Return the keywords with which a person has built ``pl_trainer``, of those that training arguments say as well.
+
+    A value that is Lightning's default counts as not given: then the training arguments decide.
+    """
+    keywords = {
+        name: value for name, is_default in _IS_DEFAULT.items() if not is_default(value := getattr(pl_trainer, name))
+    }
+    if isinstance(pl_trainer.strategy, SingleDeviceStrategy) and pl_trainer.strategy.root_device.type == "cuda":
+        keywords["devices"] = 1  # not all that are visible
+    if type(pl_trainer.precision_plugin) is not Precision:
+        keywords["precision"] = pl_trainer.precision
+    if pl_trainer.loggers:
+        keywords["logger"] = list(pl_trainer.loggers)
+    return keywords
+
+
+def join(backend: LightningBackend, pl_trainer: pl.Trainer, args: TrainingArguments) -> None:
+    """Make ``pl_trainer``, which is inside its ``fit`` or an evaluation, that of ``backend``.
+
+    Args:
+        backend: Ranks, strategy and precision.
+        pl_trainer: The Lightning trainer.
+        args: The training arguments.
+
+    Raises:
+        TrainerSetupError: If it cannot run where ``args`` say.
+    """
+    problems = [*_strategy_problems(pl_trainer, args), *_callback_problems(pl_trainer)]
+    if problems:
+        raise TrainerSetupError("\n  ".join(problems))
+    model = unwrap_model(pl_trainer.lightning_module.model)  # type: ignore[arg-type]
+    replace_strategy(pl_trainer, device_keywords(backend.process_layout, args, model)["strategy"], backend.precision)
+    for name, value in {**_FREE, **backend.monitored_at(args)}.items():
+        setattr(pl_trainer, name, value)
+    renew_loops(pl_trainer)
+    backend.adopt(pl_trainer)
+
+
+def one_loader(loader: Any) -> Any:
+    """Return the one loader of what a person gave, or a hook returned.
+
+    Raises:
+        TrainerSetupError: If there are several.
+    """
+    if isinstance(loader, list | tuple) and len(loader) == 1:
+        return loader[0]
+    if isinstance(loader, list | tuple | dict | CombinedLoader):
+        raise TrainerSetupError(
+            "Several loaders were given, but a run trains on one loader and evaluates on one. Pass one of each; to "
+            "evaluate on several datasets, pass `HFDataModule(eval_dataset={name: dataset, ...})`."
+        )
+    return loader
+
+
+def _strategy_problems(pl_trainer: pl.Trainer, args: TrainingArguments) -> list[str]:
+    strategy = pl_trainer.strategy
+    if isinstance(strategy, ModelStrategy):  # of an earlier call
+        strategy.close()
+        return []
+    name = type(strategy).__name__
+    kind = plain_class(strategy) if is_of_ray(strategy) else type(strategy)
+    if kind not in (SingleDeviceStrategy, DDPStrategy) or not has_plain_ddp(strategy):
+        return [
+            f"`strategy`: {name} is not supported, or has settings, in a `lightning.Trainer` with hf_compat's "
+            "callbacks. The training arguments `fsdp`, `deepspeed` and `ddp_...` decide how the model is distributed: "
+            "pass `strategy='auto'` or, under a launcher, `strategy='ddp'`."
+        ]
+    if pl_trainer.world_size != (size := args.world_size):
+        return [
+            f"`devices`: this `lightning.Trainer` runs in {pl_trainer.world_size} processes, the training arguments in "
+            f"{size}. Start the script with `torchrun`, or pass `devices=1`."
+        ]
+    if strategy.root_device.type != (device := args.device).type:
+        return [
+            f"`accelerator`: this `lightning.Trainer` runs on {strategy.root_device}, the training arguments on "
+            f"{device}. Pass `accelerator={device.type!r}`, or set `use_cpu`."
+        ]
+    return []
+
+
+def _callback_problems(pl_trainer: pl.Trainer) -> list[str]:
+    found = [each for each in pl_trainer.callbacks if isinstance(each, ThroughputMonitor)]  # type: ignore[attr-defined]
+    if not found:
+        return []
+    return [
+        "`callbacks`: ThroughputMonitor would count a window as a batch. Use it with `hf_compat.Trainer`, or with the "
+        "`lightning.Trainer` of `hf_compat.to_lightning`."
+    ]
+
+
+# The user's Lightning callbacks as they were given: each run begins with them so.
+
+
+_ATOMS = (
+    *(type(None), bool, int, float, complex, str, bytes, Enum, PurePath, timedelta, torch.dtype, torch.device),
+    *(type, FunctionType, BuiltinFunctionType, MethodType),
+)
+"""What does not change."""
+_CONTAINERS = (list, tuple, set, frozenset, dict, deque)
+_COPIED = (np.ndarray, np.generic, Random, torch.Generator)
+_LEFT_ALONE = (Callback, Logger, Dataset, DataLoader)
+"""What a callback has from others, even if it made it itself."""
+_METRICS = ("Metric", "MetricCollection")
+
+
+class InitialStates:
+    """The attributes with which each run of a Trainer begins: those of its Lightning callbacks before the first.
+
+    What a user assigns to a callback between two runs counts as given, what runs and evaluations leave in it does not.
+    An attribute that a run rebinds is put back. One that it may have changed in place is put back as a copy if it
+    is data, and if the callback alone has it: a model, or a list into which a user has a callback write, stays.
+    """
+
+    def __init__(self) -> None:
+        self._states: list[_InitialState] = []
+
+    def restore(self, callbacks: Sequence[Callback]) -> None:
+        """Begin a fit: give ``callbacks`` the attributes that they were given."""
+        self._begin(callbacks)
+        for state in self._states:
+            state.restore()
+
+    def end(self) -> None:
+        """End a run."""
+        for state in self._states:
+            state.end()
+
+    @contextmanager
+    def evaluating(self, callbacks: Sequence[Callback]) -> Iterator[None]:
+        """Context of an evaluation outside of a run, which goes on with ``callbacks`` as they are."""
+        self._begin(callbacks)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def _begin(self, callbacks: Sequence[Callback]) -> None:
+        known = {id(state.callback): state for state in self._states}
+        self._states = [known.get(id(callback)) or _InitialState(callback) for callback in callbacks]
+        for state in self._states:
+            state.begin()
+
+
+class _InitialState:
+    """The attributes of one callback as it was given.
+
+    Args:
+        callback: The callback.
+    """
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback = callback
+        self._given: dict[str, Any] = {}
+        self._copied: set[str] = set()
+        """Names of the attributes in ``_given`` that are copies."""
+        self._left: dict[str, Any] | None = {}
+        """The attributes as the last run left them; None in a run."""
+
+    def begin(self) -> None:
+        """Take what the user has changed since the last run."""
+        if self._left is None:
+            return  # a run goes on, or begins again
+        attributes, left = vars(self.callback), self._left
+        changed = [name for name in attributes if name not in left or left[name] is not attributes[name]]
+        for name in [*(name for name in left if name not in attributes), *changed]:
+            self._given.pop(name, None)
+            self._copied.discard(name)
+        for name in changed:
+            if _is_own(attributes, name):
+                try:
+                    self._given[name] = copy.deepcopy(attributes[name])
+                    self._copied.add(name)
+                    continue
+                except Exception:  # of any class, by what cannot be copied
+                    pass
+            self._given[name] = attributes[name]
+        self._left = None
+
+    def restore(self) -> None:
+        """Put back the attributes."""
+        attributes = vars(self.callback)
+        attributes.clear()
+        for name, value in self._given.items():
+            attributes[name] = copy.deepcopy(value) if name in self._copied else value
+
+    def end(self) -> None:
+        """Note what the run has left."""
+        if self._left is None:
+            self._left = dict(vars(self.callback))
+
+
+def _is_own(attributes: Mapping[str, Any], name: str) -> bool:
+    """Return whether an attribute is data that may change in place, and that nothing else refers to."""
+    alone = {name: object()}
+    if isinstance(attributes[name], _ATOMS) or sys.getrefcount(attributes[name]) > sys.getrefcount(alone[name]):
+        return False
+    try:
+        return _is_data(attributes[name], set())
+    except Exception:  # of any class, by a property or by what is nested too deeply
+        return False
+
+
+def _is_data(value: Any, seen: set[int]) -> bool:
+    """Return whether ``value`` consists of numbers, strings, tensors, containers and objects with such attributes."""
+    if id(value) in seen or isinstance(value, (*_ATOMS, *_COPIED)) or _is_metric(value):
+        return True
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        return not value.requires_grad
+    if isinstance(value, dict):
+        return all(_is_data(one, seen) for pair in value.items() for one in pair)
+    if isinstance(value, _CONTAINERS):
+        return all(_is_data(one, seen) for one in value)
+    if isinstance(value, _LEFT_ALONE) or not hasattr(value, "__dict__"):
+        return False
+    return all(_is_data(one, seen) for one in vars(value).values())
+
+
+def _is_metric(value: Any) -> bool:
+    """Return whether ``value`` is of torchmetrics, which may not have been imported."""
+    kinds = type(value).__mro__
+    return any(kind.__name__ in _METRICS and kind.__module__.startswith("torchmetrics.") for kind in kinds)
+
 
 EVALUATION_LIMITS = {"max_epochs": 0, "max_steps": -1}
 """Limits of a ``lightning.Trainer`` that only evaluates."""

@@ -18,16 +18,14 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from hf_compat.checkpoint import names, publish, rng, weights
+from hf_compat.checkpoint import names, publish, states, weights
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.reader import CheckpointReader
+from hf_compat.checkpoint.states import CheckpointReader
 from hf_compat.checkpoint.unpickle import is_trusted
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.engine.internals.strategies import calling_strategy
 from hf_compat.errors import CheckpointError, HFCompatWarning, TrainerSetupError
 from hf_compat.state import TrainerState
-
-__all__ = ["HFCheckpointIO"]
 
 _HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 _LISTS = (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME))
@@ -118,7 +116,7 @@ class HFCheckpointIO(CheckpointIO):
             if len(rest.get(key, ())) == 1:
                 parts.append(_state_file_part(name, rest.pop(key)[0]))
         if "optimizer_states" in checkpoint:  # else only weights are saved
-            parts.append(Part(rng.save_rng_state))
+            parts.append(Part(states.save_rng_state))
         trainer_state = _trainer_state(checkpoint, strategy)
         parts.append(Part(lambda folder: trainer_state.save_to_json(folder / names.TRAINER_STATE_NAME)))
         rest["state_dict"] = {name: value for name, value in state.items() if not name.startswith(prefix)}
@@ -263,7 +261,7 @@ def _load_states(kept: dict[str, Any], point: CheckpointReader, strategy: Strate
             kept[type(strategy.precision_plugin).__qualname__] = state
     point.restore_rng(0, 1)
     if not kept["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
-        _module(strategy).trainer.callbacks.append(_RestoreRandomState(rng.rng_state()))  # type: ignore[attr-defined]
+        _module(strategy).trainer.callbacks.append(_RestoreRandomState(states.rng_state()))  # type: ignore[attr-defined]
 
 
 class _RestoreRandomState(pl.Callback):
@@ -276,7 +274,7 @@ class _RestoreRandomState(pl.Callback):
         self._state = state
 
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        rng.set_rng_state(self._state)
+        states.set_rng_state(self._state)
         pl_trainer.callbacks.remove(self)  # type: ignore[attr-defined]
 
 

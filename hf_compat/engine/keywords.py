@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -17,28 +19,8 @@ from lightning.pytorch.loggers import Logger
 
 from hf_compat.arguments.enums import IntervalStrategy, SaveStrategy
 from hf_compat.callbacks.handler import new_instance
-from hf_compat.errors import CallbackError, TrainerSetupError
-from hf_compat.plan.data_limits import Share
-from hf_compat.plan.evaluation_times import EvaluationTimes
-
-__all__ = [
-    "EVALUATION_KEYWORDS",
-    "FIELD_KEYWORDS",
-    "SHARES",
-    "as_given",
-    "barebones_problems",
-    "clipping_meant",
-    "development_fields",
-    "evaluation_meant",
-    "is_lightning_callback",
-    "keyword_problems",
-    "lightning_callbacks",
-    "lightning_keywords",
-    "precision_meant",
-    "spelled_out",
-    "user_plugins",
-    "with_keywords_for_all",
-]
+from hf_compat.errors import ArgumentsError, CallbackError, TrainerSetupError
+from hf_compat.plan.plan import EvaluationTimes, Share
 
 Fields = Mapping[str, Any]
 
@@ -346,3 +328,206 @@ def barebones_problems(given: Mapping[str, Any]) -> list[str]:
         for name in _NOT_BARE
         if given.get(name)
     ]
+
+
+# The variables of `fabric run`, which say what keywords of `lightning.Trainer` say.
+#
+# `lightning.Trainer` itself does not read them, Fabric does; a script that `fabric run` has started means them.
+
+
+FABRIC_VARIABLES: dict[str, str] = {
+    "LT_ACCELERATOR": "accelerator",
+    "LT_STRATEGY": "strategy",
+    "LT_DEVICES": "devices",
+    "LT_NUM_NODES": "num_nodes",
+    "LT_PRECISION": "precision",
+}
+"""Variable → the keyword that it stands for."""
+
+
+def _given() -> dict[str, str]:
+    """Return the variables that are set."""
+    return {name: os.environ[name] for name in FABRIC_VARIABLES if os.environ.get(name)}
+
+
+def with_fabric_variables(keywords: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the user's ``keywords`` with those that variables say, and what contradicts one.
+
+    Args:
+        keywords: The user's keywords of ``lightning.Trainer``.
+    """
+    meant, problems = dict(keywords or {}), list[str]()
+    for variable, value in _given().items():
+        keyword = FABRIC_VARIABLES[variable]
+        if keyword == "num_nodes" and not value.isdigit():
+            problems.append(f"`{variable}={value}` is not a valid number of nodes. Set it to an integer, or unset it.")
+        elif meant.get(keyword) in (None, "auto"):
+            meant[keyword] = int(value) if keyword == "num_nodes" else value
+        elif not _is_same(keyword, meant[keyword], value):
+            problems.append(
+                f"`lightning={{{keyword!r}: {meant[keyword]!r}}}` contradicts `{variable}={value}`, which `fabric run` "
+                f"sets for `--{keyword}`. Remove one of them."
+            )
+    return meant, problems
+
+
+def _is_same(keyword: str, given: object, value: str) -> bool:
+    if keyword != "precision":
+        return str(given) == value
+    try:
+        return precision_meant(given) == precision_meant(value)
+    except TrainerSetupError:
+        return str(given) == value
+
+
+def named(problem: str) -> str:
+    """Return ``problem``, an error message, with the variables that say what it says of keywords."""
+    told = []
+    for variable, value in _given().items():
+        keyword = FABRIC_VARIABLES[variable]
+        if any(word in problem for word in (f"'{keyword}'", f"`{keyword}`", f"`{value}`")) and variable not in problem:
+            told.append(f"{keyword!r} is `{variable}={value}`")
+    return f"{problem} (`fabric run`: {', '.join(told)}.)" if told else problem
+
+
+@contextmanager
+def naming_variables() -> Iterator[None]:
+    """Context, or decorator, in which errors about keywords name the variables that stand for them."""
+    try:
+        yield
+    except TrainerSetupError as error:
+        if named(str(error)) == str(error):
+            raise
+        raise type(error)(named(str(error))) from error.__cause__
+    except ArgumentsError as error:
+        precision = _given().get("LT_PRECISION")
+        if precision is None or not {"bf16", "fp16"} & {*error.fields}:
+            raise
+        note = f"`fabric run` has set `LT_PRECISION={precision}`: start the script without `--precision`."
+        raise type(error)([*error.problems, note], fields=error.fields) from error.__cause__
+
+
+# Every keyword of `lightning.Trainer`: what it does in a run, and which values are refused.
+#
+# `docs/lightning_keywords.md` is generated from `KEYWORDS`.
+
+
+@dataclass(frozen=True, slots=True)
+class Keyword:
+    """Handling of a keyword.
+
+    Attributes:
+        note: What it does here.
+        refuses: Values and combinations that are refused, with the reason; besides a field that the user set to
+            something else.
+    """
+
+    note: str
+    refuses: str = ""
+
+
+_LIMIT = "batches of each {}, a number or a fraction."
+_PASSED = "As in Lightning."
+_WITH_BARE = "Not with `barebones`."
+
+KEYWORDS: dict[str, Keyword] = {
+    "accelerator": Keyword("The device, which the training arguments choose.", "A different device."),
+    "accumulate_grad_batches": Keyword("`gradient_accumulation_steps`."),
+    "barebones": Keyword(
+        "No logs, loggers, progress bars, model summary or checkpoints: `logging_strategy='no'`, `save_strategy='no'`, "
+        "`report_to='none'`, `disable_tqdm=True`. Evaluations remain; Lightning callbacks do not get their metrics.",
+        "Anything that it switches off; `ModelCheckpoint` and `EarlyStopping`.",
+    ),
+    "benchmark": Keyword(_PASSED),
+    "callbacks": Keyword("Refused.", "Always: use `Trainer(callbacks=[...])`, which takes Lightning callbacks too."),
+    "check_val_every_n_epoch": Keyword(
+        "Evaluates only every n-th epoch; None counts the update steps of `val_check_interval` across epochs."
+    ),
+    "default_root_dir": Keyword("Where Lightning's loggers, callbacks and profilers write. Default: `output_dir`."),
+    "detect_anomaly": Keyword(_PASSED, _WITH_BARE),
+    "deterministic": Keyword(_PASSED),
+    "devices": Keyword(
+        "Processes that the Trainer starts, with a `strategy`.", "A number that differs from the launcher's."
+    ),
+    "enable_autolog_hparams": Keyword("As in Lightning; the module has no hyperparameters of its own."),
+    "enable_checkpointing": Keyword("False is `save_strategy='no'`."),
+    "enable_model_summary": Keyword("As in Lightning, but False by default.", _WITH_BARE),
+    "enable_progress_bar": Keyword(
+        "True adds Lightning's bar to transformers'; False is `disable_tqdm=True`, and no bar of Lightning either.",
+        "False with a progress bar in `callbacks`.",
+    ),
+    "fast_dev_run": Keyword(
+        "Runs that many update steps of one epoch, then one evaluation of as many batches; no loggers, checkpoints or "
+        "early stopping. Overrides conflicting fields and keywords.",
+        _WITH_BARE,
+    ),
+    "gradient_clip_algorithm": Keyword(
+        "`'value'` clips each element of the gradients, after a gradient scaler has unscaled them; `grad_norm` in the "
+        "log is the norm before.",
+        "`'value'` without `gradient_clip_val`, and with DeepSpeed, whose engine only clips by norm.",
+    ),
+    "gradient_clip_val": Keyword("`max_grad_norm`, unless gradients are clipped by value."),
+    "inference_mode": Keyword(
+        "True: `evaluate` and `predict` outside a fit run under `torch.inference_mode` wherever Lightning's do (not "
+        "with gloo or FSDP). False by default, as in transformers; inside a fit always `torch.no_grad`."
+    ),
+    "limit_predict_batches": Keyword("First " + _LIMIT.format("`predict`") + " Default: `limit_test_batches`."),
+    "limit_test_batches": Keyword("First " + _LIMIT.format("`predict`")),
+    "limit_train_batches": Keyword(
+        "First update steps of each epoch, a number or a fraction; taken into account by the schedule."
+    ),
+    "limit_val_batches": Keyword("First " + _LIMIT.format("evaluation"), "0 with an `eval_strategy`."),
+    "log_every_n_steps": Keyword(
+        "Update steps between logs of Lightning callbacks. Default: those of the Trainer's logs, by `logging_steps` if "
+        "that is set, or the last of each epoch; otherwise, and with `logging_strategy='no'`, Lightning's 50.",
+    ),
+    "logger": Keyword(
+        "Loggers that get the Trainer's logs and those of Lightning callbacks; True is Lightning's default, "
+        "TensorBoard or CSV below `default_root_dir`; False is `report_to='none'`.",
+        _WITH_BARE,
+    ),
+    "max_epochs": Keyword(
+        "`num_train_epochs`; with `max_steps`, whichever is reached first ends the run.", "-1 without an end."
+    ),
+    "max_steps": Keyword("`max_steps`."),
+    "max_time": Keyword("As in Lightning: a `Timer` ends the run after an update step."),
+    "min_epochs": Keyword("Callbacks cannot end the run earlier; an empty data loader can.", "More than the run has."),
+    "min_steps": Keyword(
+        "The same in update steps; as in Lightning, with one epoch unless `min_epochs` is given.",
+        "More than the run has.",
+    ),
+    "model_registry": Keyword("As in Lightning, for its callbacks."),
+    "num_nodes": Keyword(
+        "Nodes of a run whose processes the Trainer starts.", "A number that differs from the launcher's."
+    ),
+    "num_sanity_val_steps": Keyword(
+        "Batches of an evaluation before the first update step, -1 for all; 0 by default, as transformers has none. "
+        "Nothing is logged, no `TrainerCallback` is called, and random states are restored. Not in a resumed run.",
+        "A number without an `eval_dataset`; with `barebones`.",
+    ),
+    "overfit_batches": Keyword(
+        "`train_sampling_strategy='sequential'` on the first batches, and as many for evaluation."
+    ),
+    "plugins": Keyword("Precision, cluster environments and others; a `CheckpointIO` for Lightning's own checkpoints."),
+    "precision": Keyword("`bf16` or `fp16`, or the whole model in a dtype, as by Lightning's plugin."),
+    "profiler": Keyword("As in Lightning; its training step is an update step.", _WITH_BARE),
+    "reload_dataloaders_every_n_epochs": Keyword(
+        "Asks `get_train_dataloader` for a new loader at the start of each n-th epoch, and evaluation loaders with "
+        "persistent workers are created again.",
+        "A new loader of a different length: update steps and learning rates are planned with the first one.",
+    ),
+    "strategy": Keyword("The strategy of several processes; see [several processes](distributed.md)."),
+    "sync_batchnorm": Keyword(_PASSED, "With `auto_find_batch_size` on several processes."),
+    "use_distributed_sampler": Keyword(
+        "False: each rank reads its own loader with its own sampler, and predictions are gathered unchanged. "
+        "Otherwise batches are sharded as in transformers, whatever the sampler.",
+        "False with `split_batches` or `dispatch_batches` in `accelerator_config`.",
+    ),
+    "val_check_interval": Keyword(
+        "Evaluates after a fraction of an epoch, a number of update steps within it, or a time (`'00:01:30:00'`, a "
+        "`timedelta`, a dict of its keywords).",
+        "With `load_best_model_at_end`, unless `save_strategy='best'` or at the end of epochs; more update steps than "
+        "an epoch has; a fraction of data without a length.",
+    ),
+}
+"""Each keyword of ``lightning.Trainer`` → what becomes of it."""

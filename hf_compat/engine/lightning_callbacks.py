@@ -24,28 +24,13 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
-from hf_compat.arguments.cadence import evaluates_in_training, saves_checkpoints
+from hf_compat.arguments.derived import evaluates_in_training, saves_checkpoints
 from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_time
 from hf_compat.engine.strategy_table import Support, refused, works
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
-__all__ = [
-    "NEVER_CALLED",
-    "OF_OTHERS",
-    "OF_SANITY_CHECK",
-    "SUPPORT",
-    "FirstCallback",
-    "LastCallback",
-    "callback_problems",
-    "decay_added_parameters",
-    "defines_hook",
-    "draws_with_rich",
-    "logging_by_steps",
-    "thaws_by_phases",
-    "without_logger",
-]
 
 _WITHOUT_EVALUATION = "a `monitor` that starts with `eval_` under `eval_strategy='no'`: no evaluation computes it"
 _SHARDED = "a model that the strategy shards: it needs the whole model on each rank"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import lightning.pytorch as pl
@@ -18,10 +19,8 @@ from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.evaluation.session import EvaluationSession
-    from hf_compat.run.run import TrainingRun
-
-__all__ = ["HFModule"]
+    from hf_compat.trainer.evaluation_session import EvaluationSession
+    from hf_compat.trainer.run import TrainingRun
 
 _PROBED = frozenset(
     {"batch_size", "datamodule", "hparams", "hparams_initial", "learning_rate", "lr", "qconfig", "saved_models"}
@@ -38,8 +37,8 @@ _MISSING = (
 class HFModule(pl.LightningModule):
     """Wraps a model for Lightning: one training step is one window, that is, one update step.
 
-    The order of an update step is in ``run/loop.py``, what is before and after in ``run/hooks.py``. Validation and
-    test steps call the current evaluation session.
+    The order of an update step, and what is before and after it, is in ``trainer/loop.py``. Validation and test steps
+    call the current evaluation session.
 
     A subclass may override :meth:`compute_loss` and :meth:`configure_optimizers`. The arguments besides the model are
     for a module that a person builds; see ``docs/taking_apart.md``.
@@ -219,3 +218,116 @@ class HFModule(pl.LightningModule):
     def cpu(self) -> HFModule:
         """Return the module without moving it: Lightning would move the model to the CPU after every run."""
         return self
+
+
+# `HFDataModule`, the LightningDataModule with the loaders of transformers' Trainer.
+
+
+_MISSING_DATA = (
+    "HFDataModule only works in a run with hf_compat's callbacks, which determine the columns it keeps and the "
+    "batches of each rank. Pass `hf_compat.lightning.callbacks(args)` to `lightning.Trainer(callbacks=...)` and call "
+    "`fit` with an `HFModule`."
+)
+
+
+class HFDataModule(pl.LightningDataModule):
+    """The data of ``HFModule``: batches in the order, and with the columns, of transformers' Trainer.
+
+    A subclass may set the datasets in ``setup``, and override ``train_dataloader``, ``val_dataloader``,
+    ``test_dataloader`` and ``predict_dataloader``: each returns a loader of batches. The run puts the batches of an
+    update step together, and gives each rank its own.
+
+    Args:
+        args: The training arguments. Default: those of the callbacks.
+        train_dataset: The training dataset; one without length needs ``max_steps``.
+        eval_dataset: The evaluation dataset, or a dict of several; of ``validate`` and of evaluations in a fit.
+        test_dataset: The dataset of ``test`` and ``predict``.
+        data_collator: A list of samples to a batch. Default: with padding if ``processing_class`` is a tokenizer.
+        processing_class: A tokenizer or processor, saved with the model.
+    """
+
+    _run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+
+    def __init__(
+        self,
+        args: TrainingArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        test_dataset: Any = None,
+        *,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        processing_class: Any = None,
+    ) -> None:
+        super().__init__()
+        self.args = args
+        self.train_dataset, self.eval_dataset, self.test_dataset = train_dataset, eval_dataset, test_dataset
+        self.data_collator, self.processing_class = data_collator, processing_class
+
+    def connect(self, run: TrainingRun) -> None:
+        """Take the loaders from ``run``, the run."""
+        self._run = run
+
+    @property
+    def run(self) -> TrainingRun:
+        """The run of this data.
+
+        Raises:
+            TrainerSetupError: If it has none, or it is gone.
+        """
+        run = self._run
+        if run is None:
+            raise TrainerSetupError(_MISSING_DATA)
+        return run
+
+    def train_dataloader(self) -> Any:
+        """Return the train loader, shuffled by seed and epoch."""
+        return self.run.original("get_train_dataloader")()
+
+    def val_dataloader(self) -> Any:
+        """Return the evaluation loader."""
+        return self.run.original("get_eval_dataloader")()
+
+    def test_dataloader(self) -> Any:
+        """Return the loader of ``test_dataset``."""
+        return self.run.original("get_test_dataloader")(self.test_dataset)
+
+    def predict_dataloader(self) -> Any:
+        """Return the loader of ``test_dataset``."""
+        return self.run.original("get_test_dataloader")(self.test_dataset)
+
+
+# The train and evaluation loaders currently in use.
+
+
+@dataclass(slots=True)
+class Loaders:
+    """The current loaders; ``gather_for_metrics`` drops the duplicates in their last batch.
+
+    Attributes:
+        train: The train loader of the current or last fit.
+        evaluation: The loader of the evaluation under way.
+        prepared: The loaders that the Trainer's accelerator has prepared; a copy of upstream's loop reads those.
+    """
+
+    train: object = None
+    evaluation: object = None
+    prepared: list[Any] = field(default_factory=list)
+
+    @property
+    def current(self) -> object:
+        """The evaluation loader inside an evaluation, else the loader whose pass began last; None without either.
+
+        As in accelerate, a loader counts as in use until a pass over it is exhausted or it is freed.
+        """
+        if self.evaluation is not None:
+            return self.evaluation
+        in_use = [loader for loader in (self.train, *self.prepared) if getattr(loader, "in_pass", False)]
+        return max(in_use, key=lambda loader: loader.pass_number, default=None)
+
+    def watch_evaluation(self, loader: object) -> object:
+        """Set the evaluation loader, None at the end of the evaluation; return the previous one."""
+        before, self.evaluation = self.evaluation, loader
+        if loader is None:  # the evaluation has read what it needs, without asking for a batch after the last
+            for each in self.prepared:
+                each.in_pass = each.in_pass and each is self.train
+        return before

@@ -10,16 +10,6 @@ from torch import nn
 
 from hf_compat.errors import ModelError
 
-__all__ = [
-    "check_offloading",
-    "devices_of",
-    "has_device_map",
-    "is_in_8_or_4_bits",
-    "is_spread",
-    "move_model",
-    "settle_model",
-]
-
 logger = logging.getLogger(__name__)
 
 _OFFLOADED = {"cpu", "disk"}

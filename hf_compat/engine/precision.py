@@ -34,24 +34,8 @@ from hf_compat.nested import map_nested
 from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
-    from hf_compat.engine.strategies.traits import StrategyTraits
+    from hf_compat.engine.strategies.choice import StrategyTraits
 
-__all__ = [
-    "ForwardMixedPrecision",
-    "FullPrecision",
-    "TrueDouble",
-    "TrueHalf",
-    "autocast_forward",
-    "forward_precision",
-    "input_dtype",
-    "is_under_autocast",
-    "precision_plugin",
-    "precision_problems",
-    "scaled_step",
-    "set_scaler",
-    "true_precision",
-    "without_autocast",
-]
 
 _OWN_SCALER = ("mlu", "musa", "npu", "sdaa")
 """Device types whose package has a gradient scaler of its own, as accelerate ``utils/modeling.py``."""

@@ -12,16 +12,13 @@ from typing import Any
 from lightning.pytorch.plugins.precision import Precision
 
 from hf_compat.arguments import TrainingArguments
-from hf_compat.arguments.cadence import evaluates, evaluates_in_training
-from hf_compat.arguments.checking.checks import find_problems
-from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.checking.trackers import reports_by_default
-from hf_compat.arguments.deepspeed.requested import use_deepspeed, uses_deepspeed
+from hf_compat.arguments.checks import find_problems, reports_by_default
+from hf_compat.arguments.convert import from_transformers
+from hf_compat.arguments.deepspeed import use_deepspeed, uses_deepspeed
+from hf_compat.arguments.derived import evaluates, evaluates_in_training
 from hf_compat.arguments.enums import SaveStrategy
-from hf_compat.arguments.fields.defaults import defaults
-from hf_compat.arguments.releases.convert import from_transformers
-from hf_compat.arguments.releases.semantics import resolve_semantics
-from hf_compat.engine.fabric_variables import named, naming_variables, with_fabric_variables
+from hf_compat.arguments.problems import Problem, raise_all
+from hf_compat.arguments.releases import defaults, resolve_semantics
 from hf_compat.engine.keywords import (
     EVALUATION_KEYWORDS,
     FIELD_KEYWORDS,
@@ -32,18 +29,18 @@ from hf_compat.engine.keywords import (
     development_fields,
     evaluation_meant,
     keyword_problems,
+    named,
+    naming_variables,
     precision_meant,
     spelled_out,
     user_plugins,
+    with_fabric_variables,
     with_keywords_for_all,
 )
 from hf_compat.engine.precision import true_precision
-from hf_compat.engine.strategy_options import deepspeed_meant, strategy_spelled_out
+from hf_compat.engine.strategies.choice import deepspeed_meant, strategy_spelled_out
 from hf_compat.errors import TrainerSetupError
-from hf_compat.plan.data_limits import DataLimits
-from hf_compat.plan.evaluation_times import EvaluationTimes, LoopSettings
-
-__all__ = ["Settings", "effective_settings"]
+from hf_compat.plan.plan import DataLimits, EvaluationTimes, LoopSettings
 
 _SETTLED = (
     *(name for name in FIELD_KEYWORDS if name not in ("barebones", "enable_progress_bar", "logger")),

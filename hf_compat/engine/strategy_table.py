@@ -7,18 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "ABSTRACT",
-    "CLASSES",
-    "ENVIRONMENTS",
-    "NAMES",
-    "Support",
-    "is_of_ray",
-    "refused",
-    "refused_strategy",
-    "works",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Support:

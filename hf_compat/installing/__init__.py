@@ -14,9 +14,15 @@ from typing import Any
 
 from hf_compat.distributed.launch import LAUNCHERS
 from hf_compat.errors import MissingPackageError, TrainerSetupError, is_installed
-from hf_compat.installing.loading import ModulesOfTransformers
-from hf_compat.installing.places import NameInModule, Replacement, modules_of_transformers, places_in, places_of
-from hf_compat.installing.replaced_names import BASES
+from hf_compat.installing.places import (
+    BASES,
+    ModulesOfTransformers,
+    NameInModule,
+    Replacement,
+    modules_of_transformers,
+    places_in,
+    places_of,
+)
 from hf_compat.version import __version__
 
 __all__ = ["install", "uninstall"]

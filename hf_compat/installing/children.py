@@ -16,8 +16,6 @@ from pathlib import Path
 
 from hf_compat.environment import is_switched_on
 
-__all__ = ["VARIABLE", "is_asked_for", "pass_on", "start_child"]
-
 VARIABLE = "HF_COMPAT_INSTALL"
 """Environment variable: whether a process that finds ``startup/`` on its path installs hf_compat."""
 

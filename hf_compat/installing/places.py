@@ -3,18 +3,68 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from threading import RLock
 from types import ModuleType
 from typing import Any
 
 import hf_compat
-from hf_compat.installing.replaced_names import is_theirs, is_watched, names_in
 from hf_compat.upstream_names import ModuleWithDefaults
 
-__all__ = ["NameInModule", "Replacement", "modules_of_transformers", "places_in", "places_of"]
+# The names of transformers that hf_compat replaces, and the modules that have them.
+
+
+BASES = ("Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments")
+"""The classes that a library's own derive from: one that derives from transformers' stays on it."""
+
+NOT_REPLACED = {
+    "Adafactor": "hf_compat hands on transformers' own",
+    "DEFAULT_CALLBACKS": "the module that has it hands on hf_compat's list: `ModuleWithDefaults`",
+    "DEFAULT_PROGRESS_CALLBACK": "as well",
+    "ExplicitEnum": "the base of many enums of transformers that have nothing to do with its Trainer",
+    "GreedyLR": "hf_compat hands on transformers' own",
+}
+"""Names that hf_compat has too, but that stay transformers', and why."""
+
+_NOT_REPLACED_IN = {
+    # A table there has transformers' members for keys; another library's equal them, but have another hash.
+    "transformers.optimization": frozenset({"SchedulerType"}),
+    "transformers.trainer_optimizer": frozenset({"OptimizerNames"}),
+}
+"""Names that a module of transformers needs its own of."""
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(hf_compat.__all__) - NOT_REPLACED.keys()
+
+
+def is_watched(module: str) -> bool:
+    """Return whether ``module``, a dotted name, is of transformers and may have the names; its models have none."""
+    return module == "transformers" or (
+        module.startswith("transformers.") and not module.startswith("transformers.models.")
+    )
+
+
+def names_in(module: ModuleType) -> frozenset[str]:
+    """Return the names that ``module`` has and that hf_compat may stand in for there."""
+    content = getattr(module, "__dict__", None)
+    if not isinstance(content, dict):  # what some libraries put into `sys.modules`
+        return frozenset()
+    return (_names() & content.keys()) - _NOT_REPLACED_IN.get(content.get("__name__", ""), frozenset())
+
+
+def is_theirs(value: Any) -> bool:
+    """Return whether ``value`` is a class or function of transformers; constants are equal in both libraries."""
+    home = getattr(value, "__module__", None)
+    return isinstance(home, str) and home.startswith("transformers.")
+
 
 _WITH_DEFAULTS = "transformers.trainer"
 """The module in which scripts read and assign the default callbacks."""
@@ -168,3 +218,56 @@ def _content(module: ModuleType | None) -> list[Any]:
 def _is_lazy(module: ModuleType) -> bool:
     """Return whether ``module`` looks a name up on first use, and keeps it."""
     return "_class_to_module" in getattr(module, "__dict__", ())
+
+
+# `ModulesOfTransformers`: what makes modules of transformers that are imported later hold hf_compat's classes.
+
+
+class _WatchedLoader(Loader):
+    """The loader of one module, which informs a ``Replacement`` when the module is executed.
+
+    The module keeps its own loader, so that sources and resources are found as ever.
+    """
+
+    def __init__(self, own: Any, replacement: Replacement) -> None:
+        self._own = own
+        self._replacement = replacement
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._own.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
+        with self._replacement.executing(module.__name__):
+            self._own.exec_module(module)
+
+
+class ModulesOfTransformers(MetaPathFinder):
+    """Finds modules of transformers as Python's other finders do, and has a ``Replacement`` watch them."""
+
+    def __init__(self, replacement: Replacement) -> None:
+        self.replacement = replacement
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec that the other finders have of ``fullname``; None if it is none of transformers' modules."""
+        if not is_watched(fullname) or getattr(self._asking, "others", False):
+            return None
+        self._asking.others = True  # another such finder may ask this one in turn
+        try:
+            others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+            found = (finder.find_spec(fullname, path, target) for finder in others)
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            self._asking.others = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _WatchedLoader(spec.loader, self.replacement)
+        return spec

@@ -7,12 +7,16 @@
 """
 
 from hf_compat.engine.checkpoint_io import HFCheckpointIO
-from hf_compat.engine.clusters import use_cluster_environment
-from hf_compat.engine.data_module import HFDataModule
-from hf_compat.engine.module import HFModule
-from hf_compat.lightning.hf_checkpoints import HFCheckpoints
-from hf_compat.lightning.own_callbacks import GradientNorm, NEFTune, PreemptionSaving, UpdateStepLogs
-from hf_compat.lightning.resuming import ResumableLoader
+from hf_compat.engine.module import HFDataModule, HFModule
+from hf_compat.engine.process_layout import use_cluster_environment
+from hf_compat.lightning.components import (
+    GradientNorm,
+    HFCheckpoints,
+    NEFTune,
+    PreemptionSaving,
+    ResumableLoader,
+    UpdateStepLogs,
+)
 from hf_compat.trainer.pieces import RunGroup, callbacks, to_lightning
 
 __all__ = [

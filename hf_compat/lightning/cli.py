@@ -10,14 +10,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, LRSched
 from torch.optim import Optimizer
 
 from hf_compat.arguments import TrainingArguments
-from hf_compat.engine.data_module import HFDataModule
-from hf_compat.engine.module import HFModule
+from hf_compat.engine.module import HFDataModule, HFModule
 from hf_compat.errors import NotSupportedError, TrainerSetupError, require_package
 from hf_compat.seeding import set_seed
 from hf_compat.trainer.pieces import RunGroup, callbacks
-
-__all__ = ["HFLightningCLI", "RunParser", "SaveRunConfig"]
-
 
 _OPTIMIZERS = (
     "optimizer and schedule are those of the training arguments (`optim`, `lr_scheduler_type`). Set the fields, or "

@@ -13,8 +13,6 @@ from torch.optim.optimizer import ParamsT
 
 from hf_compat.errors import ArgumentsError
 
-__all__ = ["Adafactor"]
-
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 

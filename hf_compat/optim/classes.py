@@ -8,9 +8,6 @@ from typing import Any
 from hf_compat.optim import adafactor, greedy
 from hf_compat.upstream_names import find_upstream
 
-__all__ = ["adafactor_class", "greedy_class"]
-
-
 _MODULE = "transformers.optimization"
 
 

@@ -11,8 +11,6 @@ from torch.optim import Optimizer
 
 from hf_compat.errors import ArgumentsError, ArgumentTypesError
 
-__all__ = ["GreedyLR"]
-
 logger = logging.getLogger(__name__)
 
 _STATE_ATTRIBUTES = (

@@ -13,14 +13,6 @@ from torch.nn.functional import log_softmax
 
 from hf_compat.errors import LossError, described
 
-__all__ = [
-    "LabelSmoother",
-    "check_loss",
-    "divide_scalar",
-    "loss_and_outputs",
-    "loss_logits_and_labels",
-]
-
 
 @dataclass
 class LabelSmoother:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from hf_compat.distributed.collectives import broadcast_object, get_rank, get_world_size
 from hf_compat.nested import map_nested
-
-__all__ = ["load_on_device", "prepare_optimizer", "unwrap_optimizer"]
 
 _WRAPPED: WeakKeyDictionary[Any, Optimizer] = WeakKeyDictionary()
 """What is in each wrapper: outside of its attributes, which are the optimizer's."""
@@ -85,3 +87,118 @@ def _wrap(optimizer: Optimizer) -> Any:
     _WRAPPED[wrapper] = optimizer
     object.__setattr__(wrapper, "__dict__", vars(optimizer))
     return wrapper
+
+
+# Optimizer, schedule and gradient scaler of all ranks, made those of rank 0.
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A tensor on the CPU, and whether it was on the device of its parameter."""
+
+    tensor: Tensor
+    on_device: bool
+
+
+def share_states(optimizer: Optimizer | None, scheduler: Any, scaler: Any) -> None:
+    """Give every rank rank 0's states of optimizer, schedule and scaler; every rank has to call it.
+
+    They are sent parameter by parameter, by way of the CPU.
+
+    Args:
+        optimizer: The optimizer, of the same unsharded parameters on all ranks; None if no rank has one.
+        scheduler: The schedule, if any.
+        scaler: The gradient scaler, if any.
+    """
+    if get_world_size() == 1:
+        return
+    for group in [] if optimizer is None else optimizer.param_groups:
+        device = group["params"][0].device if group["params"] else torch.device("cpu")
+        group.update(_from_main({name: value for name, value in group.items() if name != "params"}, device))
+        for parameter in group["params"]:
+            state = _from_main(optimizer.state.pop(parameter, None), parameter.device)  # type: ignore[union-attr]
+            if state:
+                optimizer.state[parameter] = state  # type: ignore[union-attr]
+    for part in (scheduler, scaler):
+        if part is not None:
+            part.load_state_dict(_from_main(part.state_dict(), torch.device("cpu")))
+
+
+def _from_main(value: object, device: torch.device) -> Any:
+    """Return rank 0's ``value``; its tensors that were on ``device`` are on this rank's ``device``."""
+
+    def send(leaf: object) -> object:
+        return _Sent(leaf.cpu(), leaf.device == device) if isinstance(leaf, Tensor) else leaf
+
+    def receive(leaf: object) -> object:
+        if not isinstance(leaf, _Sent):
+            return leaf
+        return leaf.tensor.to(device) if leaf.on_device else leaf.tensor
+
+    return map_nested(receive, broadcast_object(map_nested(send, value) if get_rank() == 0 else None))
+
+
+# Weight decay groups: the parameters with weight decay and those without.
+
+
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+
+
+def _names_outside_layer_norms(module: nn.Module) -> Iterator[str]:
+    """Yield parameter names, those of submodules first; a tied parameter under each of its names."""
+    for name, child in module.named_children():
+        if not isinstance(child, nn.LayerNorm):
+            yield from (f"{name}.{inner}" for inner in _names_outside_layer_norms(child))
+    yield from module._parameters
+
+
+def decay_parameter_names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters of ``model`` with weight decay.
+
+    All but those of an ``nn.LayerNorm`` and those whose name, in lower case, contains ``bias``, ``layernorm`` or
+    ``rmsnorm``, or has a component that is ``norm`` or ends in ``_norm``. So ``q_norm.weight`` has no weight decay,
+    while a ``GroupNorm`` called ``gn`` has.
+
+    References:
+        Same names in the same order as ``Trainer.get_decay_parameter_names`` of transformers 4.53 and later.
+    """
+    return [name for name in _names_outside_layer_norms(model) if not _NO_DECAY.search(name.lower())]
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, decay_names: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of ``model``'s trainable parameters: with weight decay, then without.
+
+    Empty groups are kept, so that the optimizer's state dict always has the same layout.
+
+    Args:
+        model: Its parameters are taken in the order of ``named_parameters``.
+        weight_decay: Weight decay of the first group; the second has 0.
+        decay_names: Names of the parameters with weight decay. Default: :func:`decay_parameter_names`.
+    """
+    decayed = frozenset(decay_parameter_names(model) if decay_names is None else decay_names)
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        {"params": [item for name, item in trainable if name in decayed], "weight_decay": weight_decay},
+        {"params": [item for name, item in trainable if name not in decayed], "weight_decay": 0.0},
+    ]
+
+
+def groups_by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parameter groups of which each is on one device mesh, or on none; ``groups`` if all are on the same.
+
+    Args:
+        groups: With their parameters under ``params``, in the order that is kept.
+
+    References:
+        As ``Trainer.create_optimizer`` of transformers 5.24.
+    """
+    meshes = [[item.device_mesh if isinstance(item, DTensor) else None for item in group["params"]] for group in groups]
+    if len({mesh for of_group in meshes for mesh in of_group}) <= 1:
+        return groups
+    return [
+        {**group, "params": [item for item, on in zip(group["params"], of_group, strict=True) if on == mesh]}
+        for group, of_group in zip(groups, meshes, strict=True)
+        for mesh in dict.fromkeys(of_group)
+    ]

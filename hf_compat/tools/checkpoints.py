@@ -13,15 +13,39 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from hf_compat.atomic_files import read_json_object
-from hf_compat.checkpoint.checksums import checksum
-from hf_compat.checkpoint.completeness import Marker, differences, incomplete_reason, marker_text, read_marker
+from hf_compat.checkpoint.completeness import (
+    Marker,
+    damage,
+    differences,
+    incomplete_reason,
+    is_weight_file,
+    marker_text,
+    read_marker,
+)
 from hf_compat.checkpoint.finding import Checkpoint, checkpoint_at, list_checkpoints
+from hf_compat.checkpoint.flushing import checksum
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
-from hf_compat.checkpoint.weight_files import damage, is_weight_file
 from hf_compat.errors import CheckpointError
-from hf_compat.tools.json_numbers import number
 
-__all__ = ["CheckpointSummary", "as_json", "as_table", "describe_checkpoints", "verdict"]
+# Numbers in JSON files, which may hold anything in their place.
+
+
+_MOST = 2**63
+"""Larger numbers of steps are those of no run."""
+
+
+def number(value: object) -> float | None:
+    """Return ``value`` if it is a number that a float can hold, which may be infinite or NaN; else None."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if isinstance(value, float) or abs(value) < _MOST else None
+
+
+def whole_number(value: object) -> int | None:
+    """Return ``value`` as an integer if it is a finite number of a possible size; else None."""
+    found = number(value)
+    return int(found) if found is not None and math.isfinite(found) and abs(found) < _MOST else None
+
 
 _NO_CHECKSUMS = "It has no checksums: only sizes, headers and what torch's files say of themselves were checked."
 _TORCH_SUFFIXES = frozenset({".bin", ".pt", ".pth"})

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from hf_compat.arguments import FIELD_RULES
 
-__all__ = ["completion"]
-
 _BASH = """\
 # Completion of hf-compat {version} for {shell}, written by `hf-compat completion {shell}`.
 _hf_compat() {{

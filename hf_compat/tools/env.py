@@ -11,11 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import hf_compat
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.errors import HFCompatError
 from hf_compat.masking import masked_text
-
-__all__ = ["as_json", "as_text", "describe_environment"]
 
 PACKAGES = (
     "torch",

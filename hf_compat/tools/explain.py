@@ -15,24 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hf_compat.arguments import FIELD_RULES, FieldRule, HfArgumentParser, Seq2SeqTrainingArguments
-from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.parser import read_fields
+from hf_compat.arguments.releases import defaults
 from hf_compat.errors import ArgumentsError, ParserError
 from hf_compat.masking import is_secret_name, masked_text, masked_value
-
-__all__ = [
-    "Explanation",
-    "as_json",
-    "as_markdown",
-    "as_table",
-    "explain_all",
-    "explain_call",
-    "explain_command_line",
-    "explain_fields",
-    "fields_read",
-    "is_misspelt",
-    "readers_of",
-]
 
 _RULES = {rule.field: rule for rule in FIELD_RULES}
 _SETTABLE = {item.name for item in fields(Seq2SeqTrainingArguments) if item.init}

@@ -11,8 +11,6 @@ from torch import nn
 
 from hf_compat.errors import CheckpointError
 
-__all__ = ["configured", "generation_config", "model_class", "named_classes", "without_weights"]
-
 _LONGEST = 300
 """Characters of a reason that are shown."""
 

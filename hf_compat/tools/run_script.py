@@ -17,17 +17,6 @@ from hf_compat.errors import HFCompatError
 from hf_compat.installing import install
 from hf_compat.installing.children import is_asked_for, pass_on
 
-__all__ = [
-    "Program",
-    "ProgramError",
-    "command",
-    "dry_run",
-    "install_here_and_in_children",
-    "module",
-    "run_program",
-    "script",
-]
-
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
 

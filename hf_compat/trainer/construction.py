@@ -2,68 +2,307 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from hf_compat.accelerator import Accelerator
 from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
-from hf_compat.arguments.process_facts import run_state, uses_configured_state
-from hf_compat.arguments.releases.semantics import Semantics
-from hf_compat.arguments.releases.versions import SINCE
-from hf_compat.arguments.run_precision import full_evaluation_precision
+from hf_compat.arguments.checks import accelerator_config_problems, data_problems, setup_notes, setup_warnings
+from hf_compat.arguments.parallelism import unused_handler_texts
+from hf_compat.arguments.process_facts import full_evaluation_precision, run_state, uses_configured_state
+from hf_compat.arguments.releases import SINCE, Semantics, for_run
 from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, default_callbacks
-from hf_compat.data.columns import can_return_loss, find_labels
+from hf_compat.data.collators import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
 from hf_compat.engine.keywords import is_lightning_callback
-from hf_compat.engine.lightning_callbacks import draws_with_rich
+from hf_compat.engine.lightning_callbacks import callback_problems, draws_with_rich
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
-from hf_compat.engine.moving import is_spread
-from hf_compat.engine.precision import forward_precision
-from hf_compat.engine.strategies.data_parallel import replicated
-from hf_compat.engine.strategies.tensor_parallel_splitting import check_plan
+from hf_compat.engine.moving import devices_of, is_spread
+from hf_compat.engine.precision import forward_precision, precision_problems
+from hf_compat.engine.strategies.choice import StrategyRequest
+from hf_compat.engine.strategies.sharding import check_plan
 from hf_compat.errors import (
+    ArgumentsError,
+    ArgumentTypesError,
+    DataCollatorError,
+    DataError,
+    MetricsError,
     ModelError,
-    ModelInitError,
     TrainerSetupError,
     UntrainableModelError,
 )
+from hf_compat.metrics import has_length
 from hf_compat.model_facts import (
     accepts_loss_kwargs,
     is_bare_model,
+    is_peft_model,
     is_presharded,
     lacks_forward,
-    number_of_arguments,
     shifts_labels,
     unwrap_peft,
 )
 from hf_compat.optim.losses import LabelSmoother
+from hf_compat.optim.optimizers import parse_optim_args
+from hf_compat.optim.schedulers import unknown_scheduler_kwargs
 from hf_compat.overriding import check_is_module, is_ours
-from hf_compat.run.preparing import move_to_device
 from hf_compat.state import TrainerState, is_exportable
-from hf_compat.trainer.validation import check_is_model, check_loaded_model, strategy_problems
+from hf_compat.trainer.batch_size import batch_size_problems
+from hf_compat.trainer.evaluation_session import is_metric
+from hf_compat.trainer.preparing import move_to_device
 
 if TYPE_CHECKING:
-    from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
     from hf_compat.engine.backend import LightningBackend
     from hf_compat.trainer.trainer import Trainer
-    from hf_compat.tuning.spaces import Trial
 
-__all__ = [
-    "build_accelerator",
-    "call_model_init",
-    "first_model",
-    "initial_state",
-    "inspect_model",
-    "processing_class_of",
-    "set_up_callbacks",
-    "use_presharded",
-    "wrap_model",
-]
+logger = logging.getLogger(__name__)
+
+
+# Validating constructor and training arguments; all problems are reported in one error.
+
+
+def validate(trainer: Trainer) -> None:
+    """Check that constructor and training arguments are supported together.
+
+    Raises:
+        TrainerSetupError: If constructor arguments are not; it lists all other problems too.
+        ArgumentsError: If training arguments are not.
+        DataError: If the training dataset is empty.
+        DataCollatorError: If the collator cannot be called.
+        MetricsError: If ``compute_metrics`` cannot.
+    """
+    setup, empty, collator = _setup_problems(trainer), _empty_data(trainer), _collator_problems(trainer)
+    metrics, unknown = _metrics_problems(trainer), _schedule_problems(trainer)
+    problems = [
+        *_data_problems(trainer),
+        *accelerator_config_problems(trainer.args, trainer.accelerator.data_parallel_size),
+        *_optimization_problems(trainer),
+        *unknown,
+    ]
+    named = _named_optimizer_problems(trainer)
+    if setup or named:
+        kind = TrainerSetupError.also(TypeError) if named else TrainerSetupError
+        raise kind("\n  ".join([*setup, *named, *problems, *collator, *metrics, *empty]))
+    if problems:
+        has_wrong_types = unknown or collator or metrics
+        raise (ArgumentTypesError if has_wrong_types else ArgumentsError)([*problems, *collator, *metrics, *empty])
+    if collator:
+        raise DataCollatorError("\n  ".join([*collator, *metrics, *empty]))
+    if metrics:
+        raise MetricsError("\n  ".join([*metrics, *empty]))
+    if empty:
+        raise DataError(*empty)
+
+
+def _setup_problems(trainer: Trainer) -> list[str]:
+    args, backend = trainer.args, trainer.lightning_backend
+    problems = [*backend.problems, *strategy_problems(trainer, trainer.model)]
+    problems += precision_problems(args.mixed_precision, backend.plugins)
+    problems += callback_problems(
+        backend.callbacks, for_run(args), shards_model=backend.traits.shards_model, keywords=backend.keywords
+    )
+    for name in ("dispatch_batches", "split_batches"):
+        if not backend.loop.shards_batches and getattr(args.accelerator_config, name):
+            problems.append(
+                f"`lightning={{'use_distributed_sampler': False}}` contradicts `accelerator_config={{{name!r}: True}}` "
+                "of the training arguments. Set one of them only."
+            )
+    if trainer.compute_loss_func is not None and trainer.get_sp_size() > 1:
+        problems.append(
+            f"`compute_loss_func` is not supported with `sp_size={trainer.get_sp_size()}`, where each rank has a chunk "
+            "of every sequence; transformers never calls it in training. Remove it, or override `compute_loss`."
+        )
+    if trainer.model is None and trainer.model_init is None:
+        problems.append("`model=None`: `Trainer` requires either a `model` or `model_init` argument. Pass one of them.")
+    return problems + _given_optimizer_problems(trainer)
+
+
+def strategy_problems(trainer: Trainer, model: nn.Module | None) -> list[str]:
+    """Return what the strategy of ``trainer`` does not support, one message each.
+
+    Args:
+        trainer: The Trainer.
+        model: Its model; None if ``model_init`` has not been called yet.
+    """
+    args, backend = trainer.args, trainer.lightning_backend
+    layout = backend.process_layout
+    problems = backend.traits.limits(
+        StrategyRequest(args, model, _has_optimizers(trainer), backend.precision, layout.fsdp, layout.sizes)
+    )
+    if args.auto_find_batch_size and (layout.launch.world_size > 1 or layout.start is not None):
+        problems += batch_size_problems(layout, model, syncs_norms=bool(backend.keywords.get("sync_batchnorm")))
+    return problems
+
+
+def _has_optimizers(trainer: Trainer) -> bool:
+    return trainer.optimizer is not None or trainer.lr_scheduler is not None
+
+
+def _empty_data(trainer: Trainer) -> list[str]:
+    dataset = trainer.train_dataset
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not has_length(dataset) or len(dataset):
+        return []
+    return ["`train_dataset` is empty. Pass at least one sample."]
+
+
+def _collator_problems(trainer: Trainer) -> list[str]:
+    collator = trainer.data_collator
+    if callable(collator):
+        return []
+    has_old_name = callable(getattr(collator, "collate_batch", None))
+    remedy = "Rename its `collate_batch` to `__call__`." if has_old_name else "Pass a function of a list of samples."
+    return [
+        f"`data_collator`: {type(collator).__name__} cannot be called, but it should be a simple callable. {remedy}"
+    ]
+
+
+def _metrics_problems(trainer: Trainer) -> list[str]:
+    """Return why ``compute_metrics`` cannot be used, unless an override may make something else of it."""
+    metrics = trainer.compute_metrics
+    evaluates = (trainer.evaluate, trainer.predict, trainer.evaluation_loop, trainer.prediction_loop)
+    if metrics is None or callable(metrics) or not all(map(is_ours, evaluates)):
+        return []
+    shown = repr(metrics) if isinstance(metrics, str) else f"an object of type {type(metrics).__name__}"
+    return [
+        f"`compute_metrics`: {shown} cannot be called. Pass a function of an `EvalPrediction` that returns a dict of "
+        "metrics, or a torchmetrics metric."
+    ]
+
+
+def _data_problems(trainer: Trainer) -> list[str]:
+    train, metrics = trainer.train_dataset, trainer.compute_metrics
+    return data_problems(
+        trainer.args,
+        trainer.semantics,
+        has_eval_data=trainer.eval_dataset is not None,
+        lacks_length=train is not None and not has_length(train),
+        is_stream=isinstance(train, torch.utils.data.IterableDataset),
+        has_metric=is_metric(metrics),
+        takes_result=not callable(metrics) or is_metric(metrics) or _takes_result(metrics),
+    )
+
+
+def _takes_result(compute_metrics: Callable[..., object]) -> bool:
+    return "compute_result" in inspect.signature(compute_metrics).parameters
+
+
+def _optimization_problems(trainer: Trainer) -> Sequence[str]:
+    """Return the problems of ``optim_args``, unless an overridden method reads them."""
+    named = trainer.optimizer is None and trainer.optimizer_cls_and_kwargs is None
+    own_both = is_ours(trainer.create_optimizer_and_scheduler)
+    if named and own_both and is_ours(trainer.create_optimizer) and is_ours(trainer.get_optimizer_cls_and_kwargs):
+        try:
+            parse_optim_args(trainer.args.optim_args)
+        except ArgumentsError as error:
+            return error.problems
+    return ()
+
+
+def _schedule_problems(trainer: Trainer) -> list[str]:
+    """Return the keywords that the schedule does not take, unless an overridden method makes it."""
+    makes_own = is_ours(trainer.create_optimizer_and_scheduler) and is_ours(trainer.create_scheduler)
+    if trainer.lr_scheduler is not None or not makes_own:
+        return []
+    args = trainer.args
+    return unknown_scheduler_kwargs(args.lr_scheduler_type, args.lr_scheduler_kwargs, trainer.semantics)
+
+
+def _given_optimizer_problems(trainer: Trainer) -> list[str]:
+    """Return why an optimizer or a schedule that was passed to the Trainer cannot be used."""
+    problems: list[str] = []
+    if trainer.model_init is not None and _has_optimizers(trainer):
+        problems.append(
+            "Passing a `model_init` is incompatible with providing the `optimizers` argument: each `train` "
+            "creates a new model, whose parameters are not in the optimizer. Override `create_optimizer`, or pass "
+            "`optimizer_cls_and_kwargs`."
+        )
+    if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
+        problems.append(
+            "Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible: choose one."
+        )
+    return problems
+
+
+def _named_optimizer_problems(trainer: Trainer) -> list[str]:
+    """Return why ``optimizer_cls_and_kwargs`` cannot be used."""
+    named = trainer.optimizer_cls_and_kwargs
+    is_pair = isinstance(named, tuple | list) and len(named) == 2
+    if named is None or (is_pair and callable(named[0]) and isinstance(named[1], Mapping)):
+        return []
+    return [f"`optimizer_cls_and_kwargs={named!r}`: pass a pair of a class and a dict of its arguments."]
+
+
+def check_is_model(model: object, source: str) -> None:
+    """Raise if ``model`` is no ``torch.nn.Module``, but a class, a name or something else.
+
+    Args:
+        model: The value passed as a model.
+        source: What it is, for the message.
+
+    Raises:
+        UntrainableModelError: If so; it says what to pass.
+    """
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type):
+        name = model.__name__
+        loaded = f" or `{name}.from_pretrained(...)`" if hasattr(model, "from_pretrained") else ""
+        raise UntrainableModelError(f"{source}: {name} is a class. Pass an instance of it: `{name}(...)`{loaded}.")
+    if isinstance(model, str):
+        raise UntrainableModelError(
+            f"{source}: {model!r} is a string. Load the model of that name first, for instance with "
+            f"`AutoModelFor....from_pretrained({model!r})`, and pass it."
+        )
+    raise UntrainableModelError(f"{source}: an object of type {type(model).__name__}. Pass a `torch.nn.Module`.")
+
+
+def check_loaded_model(model: nn.Module, *, is_alone: bool) -> None:
+    """Raise if ``model`` is quantized and cannot be trained, or is spread over devices that several processes use.
+
+    Args:
+        model: The model.
+        is_alone: Whether there is a single process, whose model may be on several devices.
+
+    Raises:
+        ModelError: If so; it says what to do.
+    """
+    devices = devices_of(model)
+    if len(devices) > 1 and not is_alone:
+        raise ModelError(
+            f"`model`: its `device_map` places it on {sorted(map(str, devices))}, but each rank trains on one device. "
+            "Load it with `device_map={'': LOCAL_RANK}` or without `device_map`, or start one process, which trains it "
+            "where it is."
+        )
+    if getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
+        _check_quantized(model)
+
+
+def _check_quantized(model: nn.Module) -> None:
+    quantizer: Any = getattr(model, "hf_quantizer", None)
+    if hasattr(model, "_orig_mod"):
+        raise ModelError(
+            "`model`: You cannot fine-tune quantized model with `torch.compile()`. Pass the uncompiled model, and set "
+            "`torch_compile=True`."
+        )
+    if not is_peft_model(model) and not getattr(quantizer, "is_qat_trainable", False):
+        raise ModelError(
+            "`model`: You cannot perform fine-tuning on purely quantized models, whose weights are not trained. Attach "
+            "adapters with peft, or load it without a `quantization_config`."
+        )
+    if not getattr(quantizer, "is_trainable", False):
+        method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", "a method of its own")
+        raise ModelError(
+            f"`model`: it is quantized with {method}, but that quantization method do not support training. Load it "
+            "with another `quantization_config`, or without one."
+        )
 
 
 def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
@@ -84,7 +323,7 @@ def use_presharded(trainer: Trainer, model: nn.Module) -> None:
     """
     backend = trainer.lightning_backend
     if is_presharded(model) and backend.process_layout.strategy != "presharded":
-        from hf_compat.engine.strategies.presharded import presharded_layout  # few runs need it
+        from hf_compat.engine.strategies.device_mesh import presharded_layout  # few runs need it
 
         strategy = backend.keywords.get("strategy", "auto")
         backend.set_layout(presharded_layout(backend.process_layout, model, trainer.args, strategy))
@@ -176,12 +415,6 @@ def _use_as_spread(trainer: Trainer) -> None:
         backend.set_layout(replace(backend.process_layout, strategy="one device"))
 
 
-def wrap_model(trainer: Trainer, model: nn.Module) -> nn.Module:
-    """Return ``model`` in the wrapper of several GPUs in one process; see the Trainer's ``_wrap_model``."""
-    is_wrapped = trainer.accelerator.unwrap_model(model) is not model
-    return model if is_wrapped or trainer.args.n_gpu < 2 else replicated(model)
-
-
 def _places_model(trainer: Trainer) -> bool:
     """Return whether the constructor moves the model to its device; otherwise the first run or evaluation does."""
     args, spread = trainer.args, trainer.is_model_parallel
@@ -195,30 +428,6 @@ def _uses_model_loss(trainer: Trainer) -> bool:
     """Return whether training uses the loss that the model returns."""
     own = is_ours(trainer.compute_loss) and is_ours(trainer.training_step)
     return trainer.train_dataset is not None and trainer.compute_loss_func is None and own
-
-
-def call_model_init(trainer: Trainer, trial: Trial | None) -> nn.Module:
-    """Return a new model; see the Trainer's ``call_model_init``."""
-    if trainer.model_init is None:
-        raise ModelInitError("`model_init=None`: pass a function that returns a model to the Trainer.")
-    if isinstance(trainer.model_init, nn.Module):
-        name = type(trainer.model_init).__name__
-        raise ModelInitError(f"`model_init`: {name} is a model, not a function that returns one. Pass it as `model`.")
-    if not callable(trainer.model_init):
-        raise ModelInitError(
-            f"`model_init={trainer.model_init!r}` cannot be called. Pass a function that returns a model."
-        )
-    arguments = number_of_arguments(trainer.model_init)
-    if arguments > 1:
-        raise ModelInitError(f"model_init should have 0 or 1 argument, the trial, but it has {arguments}.")
-    model = trainer.model_init(trial) if arguments else trainer.model_init()
-    if model is None:
-        raise ModelInitError("model_init should not return None: return the model.")
-    try:
-        check_is_model(model, "`model_init` returned what is not a model")
-    except ModelError as error:
-        raise ModelInitError(str(error)) from None
-    return model
 
 
 def inspect_model(trainer: Trainer) -> None:
@@ -297,3 +506,44 @@ def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
     if not any(isinstance(callback, RichProgressCallback) for callback in trainer.callback_handler.callbacks):
         prints = trainer.args.disable_tqdm or draws_with_rich(backend.callbacks)
         trainer.add_callback(PrinterCallback if prints else default_callbacks.DEFAULT_PROGRESS_CALLBACK)
+
+
+# Log records and warnings of a Trainer that is made or evaluates: the facts that transformers logs, at level info.
+
+
+def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
+    """Log which arguments have no effect, and what replaces them; warn of what the user would not expect.
+
+    Args:
+        trainer: The Trainer.
+        has_args: Whether it was given ``args``.
+    """
+    if not has_args:
+        logger.info("No `TrainingArguments` passed, using `output_dir=%s`.", trainer.args.output_dir)
+    for text in setup_warnings(trainer.args):
+        logger.warning(text)
+    given = trainer.optimizer is not None or trainer.lr_scheduler is not None
+    if given and trainer.lightning_backend.traits.has_engine:
+        trainer.warn_once(
+            "`optimizers`: with `deepspeed` transformers trains without the optimizer and the schedule that are passed "
+            "to the Trainer, and so does this run, by the config or the training arguments. Override "
+            "`create_optimizer` and `create_scheduler`, or pass `optimizer_cls_and_kwargs`."
+        )
+    for text in unused_handler_texts(trainer.args):
+        trainer.warn_once(text)
+    is_stream = isinstance(trainer.train_dataset, IterableDataset)
+    for text in setup_notes(trainer.args, trainer.semantics, is_stream=is_stream):
+        logger.info(text)
+
+
+def announce_evaluation(description: str, examples: int | None, batch_size: int | None) -> None:
+    """Log what is evaluated.
+
+    Args:
+        description: ``"Evaluation"`` or ``"Prediction"``.
+        examples: Samples in the data loader; None if unknown.
+        batch_size: Samples of a batch on one device.
+    """
+    logger.info("***** Running %s *****", description)
+    logger.info("  Num examples: Unknown" if examples is None else f"  Num examples = {examples}")
+    logger.info("  Batch size = %s", batch_size)

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hf_compat.checkpoint.optimizer_states import other_optimizer
+from hf_compat.checkpoint.states import other_optimizer
 from hf_compat.errors import HFCompatError, LossError, UntrainableModelError, described
 from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["explain_backward", "note_inputs", "noting"]
 
 _NO_GRADIENTS = "element 0 of tensors does not require grad"
 """The beginning of torch's error for the backward pass of what depends on no parameter that requires gradients."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
@@ -14,35 +13,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.arguments.releases.semantics import installed_release
-from hf_compat.arguments.releases.versions import SINCE
-from hf_compat.arguments.run_precision import full_evaluation_precision
-from hf_compat.callbacks.handler import close_progress_bars, fire
-from hf_compat.data.loader import FirstBatches, check_is_loader
+from hf_compat.arguments.process_facts import full_evaluation_precision
+from hf_compat.arguments.releases import SINCE, for_run, installed_release
+from hf_compat.callbacks.handler import close_progress_bars
+from hf_compat.data.loader import FirstBatches
 from hf_compat.data.rank_batches import check_even, check_gatherable
-from hf_compat.data.workers import outliving
 from hf_compat.engine.precision import forward_precision, without_autocast
 from hf_compat.errors import MetricsError, described
-from hf_compat.evaluation.accumulate import nested_detach
-from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
-from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.optim.losses import loss_and_outputs
 from hf_compat.overriding import call_as_defined
-from hf_compat.plan.data_limits import share_of
-from hf_compat.run.preparing import place_model, prepare_forward, wrap
-from hf_compat.trainer import shared_inputs
-from hf_compat.trainer.current_run import current_run, prepare_strategy
-from hf_compat.trainer.diagnosis import note_inputs, noting
-from hf_compat.trainer.loss import check_is_named, computing_loss, fresh_past, store_past
-from hf_compat.trainer.setup_log import announce_evaluation
+from hf_compat.plan.plan import share_of
+from hf_compat.trainer import loss as shared_inputs
+from hf_compat.trainer.construction import announce_evaluation
+from hf_compat.trainer.diagnosis import noting
+from hf_compat.trainer.evaluation_session import EvaluationSession
+from hf_compat.trainer.loss import computing_loss, fresh_past, store_past
+from hf_compat.trainer.outputs import EvalLoopOutput
+from hf_compat.trainer.preparing import place_model, prepare_forward, wrap
+from hf_compat.trainer.run import current_run, prepare_strategy
 from hf_compat.trainer.transformers_4 import LegacySession
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["evaluate", "predict", "prediction_step", "prepare", "run_loop", "trace", "trace_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,71 +46,13 @@ _PREPARATION_TIMES = ("jit_compilation_time", "model_preparation_time")
 _WARM_UP_PASSES = 2  # torch.jit optimises in the first passes; evaluation is timed without them
 
 
-def evaluate(
-    trainer: Trainer, eval_dataset: Any, ignore_keys: list[str] | None, metric_key_prefix: str
-) -> dict[str, float]:
-    """Evaluate, log and return the metrics; see the Trainer's ``evaluate``."""
-    given = eval_dataset is not None
-    eval_dataset = eval_dataset if given else trainer.eval_dataset
-    if isinstance(eval_dataset, dict):
-        metrics: dict[str, float] = {}
-        for name, dataset in eval_dataset.items():
-            metrics |= call_as_defined(
-                trainer.evaluate,
-                eval_dataset=dataset if given else name,
-                ignore_keys=ignore_keys,
-                metric_key_prefix=f"{metric_key_prefix}_{name}",
-            )
-        return metrics
-    with trainer.run_counters.memory.measure("eval"), outliving([signal.SIGTERM]):  # kept workers may go on in a run
-        loader = trainer.get_eval_dataloader(eval_dataset)
-        check_is_loader(loader, "`get_eval_dataloader`")
-        start_time = time.time()
-        output: EvalLoopOutput = call_as_defined(
-            _loop_of(trainer),
-            ("dataloader", loader),
-            description="Evaluation",
-            prediction_loss_only=True if trainer.compute_metrics is None else None,
-            ignore_keys=ignore_keys,
-            metric_key_prefix=metric_key_prefix,
-        )
-        _check_is_output(trainer, output)
-        _add_speed(trainer, output, metric_key_prefix, start_time)
-        if trainer.lightning_backend.sanity_batches is None:
-            trainer.log(output.metrics)
-            fire(trainer, "on_evaluate", output.metrics)
-        trainer.run_counters.memory.stop_and_update_metrics(output.metrics, "eval")
-    return output.metrics
-
-
-def predict(
-    trainer: Trainer, test_dataset: Any, ignore_keys: list[str] | None, metric_key_prefix: str
-) -> PredictionOutput:
-    """Return the predictions on ``test_dataset``; see the Trainer's ``predict``."""
-    with trainer.run_counters.memory.measure("test"), outliving([signal.SIGTERM]):
-        loader = trainer.get_test_dataloader(test_dataset)
-        check_is_loader(loader, "`get_test_dataloader`")
-        start_time = time.time()
-        output: EvalLoopOutput = call_as_defined(
-            _loop_of(trainer),
-            ("dataloader", loader),
-            description="Prediction",
-            ignore_keys=ignore_keys,
-            metric_key_prefix=metric_key_prefix,
-        )
-        _check_is_output(trainer, output)
-        _add_speed(trainer, output, metric_key_prefix, start_time)
-        fire(trainer, "on_predict", output.metrics)
-        trainer.run_counters.memory.stop_and_update_metrics(output.metrics, "test")
-    return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=output.metrics)
-
-
-def _loop_of(trainer: Trainer) -> Callable[..., EvalLoopOutput]:
+def loop_of(trainer: Trainer) -> Callable[..., EvalLoopOutput]:
+    """Return the method that runs an evaluation: ``evaluation_loop``, or the one of older releases."""
     args = for_run(trainer.args)
     return trainer.prediction_loop if args.use_legacy_prediction_loop else trainer.evaluation_loop
 
 
-def _check_is_output(trainer: Trainer, output: object) -> None:
+def check_is_output(trainer: Trainer, output: object) -> None:
     """Raise if what the loop returned has no metrics.
 
     Raises:
@@ -130,7 +66,8 @@ def _check_is_output(trainer: Trainer, output: object) -> None:
         )
 
 
-def _add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
+def add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
+    """Add seconds, samples and steps per second since ``start_time`` to the metrics of ``output``."""
     start_time += sum(output.metrics.get(f"{prefix}_{name}", 0.0) for name in _PREPARATION_TIMES)
     steps = math.ceil(output.num_samples / (trainer.args.eval_batch_size * trainer.accelerator.data_parallel_size))
     output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
@@ -264,47 +201,7 @@ def trace(
         return model
 
 
-def prediction_step(
-    trainer: Trainer,
-    model: nn.Module,
-    inputs: dict[str, Any],
-    prediction_loss_only: bool,
-    ignore_keys: list[str] | None,
-) -> tuple[Tensor | None, Any, Any]:
-    """Return the loss, the logits and the labels of one batch; see the Trainer's ``prediction_step``."""
-    check_is_named(inputs)
-    names = trainer.label_names
-    has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
-    returns_loss = inputs.get("return_loss")
-    returns_loss = trainer.can_return_loss if returns_loss is None else returns_loss
-    scored = has_labels or (not names and bool(returns_loss))
-    inputs = trainer._prepare_inputs(inputs)
-    ignored = _ignored_outputs(trainer, ignore_keys)
-    # Before the loss is computed, which may remove them from the inputs.
-    labels = nested_detach(tuple(inputs.get(name) for name in names)) if scored else None
-    if labels is not None and len(labels) == 1:
-        labels = labels[0]
-    skips = scored and prediction_loss_only and trainer.semantics.liger_skips_unused_logits
-    if skips and trainer.args.use_liger_kernel:
-        inputs = {**inputs, "skip_logits": True}
-    try:
-        with torch.no_grad():
-            loss, outputs = _forward(trainer, model, inputs, scored)
-    except Exception as error:
-        note_inputs(error, trainer, inputs)
-        raise
-    if prediction_loss_only:
-        return loss, None, None
-    if isinstance(outputs, dict):
-        hidden = [*ignored, "loss"] if scored else ignored
-        logits: Any = tuple(value for name, value in outputs.items() if name not in hidden)
-    else:
-        logits = outputs[1:] if scored else outputs
-    logits = shared_inputs.whole(trainer, inputs, nested_detach(logits)) if scored else nested_detach(logits)
-    return loss, logits[0] if len(logits) == 1 else logits, labels
-
-
-def _forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored: bool) -> tuple[Tensor | None, Any]:
+def forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored: bool) -> tuple[Tensor | None, Any]:
     """Return the loss, None if the batch is not ``scored``, and the model's outputs."""
     if not scored:
         with computing_loss(trainer):
@@ -321,7 +218,8 @@ def _forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored:
     return loss.detach().mean(), outputs
 
 
-def _ignored_outputs(trainer: Trainer, ignore_keys: list[str] | None) -> list[str]:
+def ignored_outputs(trainer: Trainer, ignore_keys: list[str] | None) -> list[str]:
+    """Return the names of outputs that are no predictions: as given, else as the model's configuration says."""
     if ignore_keys is not None:
         return ignore_keys
     if not hasattr(trainer.model, "config"):

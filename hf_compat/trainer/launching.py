@@ -28,22 +28,19 @@ from torch.multiprocessing.spawn import (
 )
 
 from hf_compat.arguments.process_facts import set_log_level
-from hf_compat.checkpoint.rng import host_rng_state, set_host_rng_state
+from hf_compat.checkpoint.states import host_rng_state, set_host_rng_state
 from hf_compat.distributed import collectives
 from hf_compat.distributed.accelerators import is_initialized
 from hf_compat.distributed.launch import OWN_MARK
-from hf_compat.engine.clusters import slurm_signal
-from hf_compat.engine.process_layout import ProcessStart, place_started
+from hf_compat.engine.process_layout import ProcessStart, place_started, slurm_signal
 from hf_compat.errors import LaunchError, TrainerSetupError
-from hf_compat.run.deadline import exit_status
-from hf_compat.run.preemption import SignalWatch
-from hf_compat.run.preparing import move_to_device
+from hf_compat.trainer.preemption import SignalWatch, exit_status
+from hf_compat.trainer.preparing import move_to_device
 
 if TYPE_CHECKING:
-    from hf_compat.evaluation.results import TrainOutput
+    from hf_compat.trainer.outputs import TrainOutput
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["train_in_processes"]
 
 _GRACE_PERIOD = 5.0
 """Seconds that the other processes have to exit after one has failed, and again after SIGTERM."""

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from hf_compat.arguments.data_loading import loader_keywords, order_seed
-from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.data import columns
-from hf_compat.data.balancing import TRANSFORMERS_SEED, balanced_sampler, is_balanced
-from hf_compat.data.samplers import eval_sampler, train_sampler
+from hf_compat.arguments.parallelism import read_sequence_parallelism
+from hf_compat.data import collators
+from hf_compat.data.samplers import is_balanced
+from hf_compat.data.sequence_shards import SequenceShards
 from hf_compat.errors import DataError, DatasetTypeError, described
-from hf_compat.metrics import has_length
-from hf_compat.overriding import call_as_defined, check_returned
-from hf_compat.seeding import seed_worker
+from hf_compat.memory import WeakAttribute
+from hf_compat.overriding import WarnOnce, check_returned
+from hf_compat.plan import RunPlan
 
 if TYPE_CHECKING:
-    from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.trainer.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["build_loader", "choose_eval_sampler", "choose_train_sampler", "eval_loader"]
 
 
 _MADE_FOR = "_made_for"
@@ -38,7 +36,7 @@ _OWN_LOADER = {
 """What a loader is for → the argument with its dataset, the field with its batch size, and the method that makes it."""
 _SPLITS = {"Training": "train", "Evaluation": "validation", "test": "test"}
 """What a loader is for → the usual name of its split."""
-_FIXED_SEED = (
+FIXED_SEED = (
     "`train_sampling_strategy='batch_rebalance'`: as in transformers, `seed` and `data_seed` do not change the order "
     "of samples: runs that differ in them alone train on the same batches. Set `semantics='corrected'` for an order "
     "that depends on them. Batches have `per_device_train_batch_size={}` samples on average only."
@@ -69,43 +67,7 @@ def eval_loader(trainer: Trainer, eval_dataset: Any, load: Callable[..., DataLoa
     return loader
 
 
-def build_loader(
-    trainer: Trainer,
-    dataset: Any,
-    description: str,
-    batch_size: int,
-    sampler_fn: Callable[[Any], Sampler[Any] | None] | None,
-    *,
-    is_training: bool,
-) -> DataLoader[Any]:
-    """Return a prepared loader of ``dataset`` without unused columns."""
-    _check_has_samples(dataset, description)
-    collator = trainer.data_collator
-    if columns.is_arrow_dataset(dataset):
-        dataset = trainer._remove_unused_columns(dataset, description=description)
-    else:
-        collator = trainer._get_collator_with_removed_columns(collator, description=description)
-        check_returned(callable(collator), collator, "_get_collator_with_removed_columns", "a collator")
-    args = for_run(trainer.args)
-    settings = {"collate_fn": collator, **loader_keywords(args)}
-    if isinstance(dataset, IterableDataset):
-        settings["batch_size"] = batch_size
-        if is_training:
-            _warn_of_own_order(args.train_sampling_strategy)
-    else:
-        named = ("train_dataset" if is_training else "eval_dataset", dataset)
-        sampler = call_as_defined(sampler_fn, named) if sampler_fn is not None else None
-        _check_is_sampler(trainer, sampler, sampler_fn)
-        settings |= _batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
-        if is_training:
-            settings["worker_init_fn"] = partial(
-                seed_worker, num_workers=settings["num_workers"], rank=trainer.accelerator.data_parallel_rank
-            )
-    loader: DataLoader[Any] = trainer.accelerator.prepare(DataLoader(dataset, **settings))
-    return loader
-
-
-def _check_is_sampler(trainer: Trainer, sampler: object, sampler_fn: object) -> None:
+def check_is_sampler(trainer: Trainer, sampler: object, sampler_fn: object) -> None:
     """Raise if what ``sampler_fn`` returned is neither None nor an iterable of indices.
 
     Raises:
@@ -116,7 +78,7 @@ def _check_is_sampler(trainer: Trainer, sampler: object, sampler_fn: object) -> 
     check_returned(fits, sampler, next(named, "sampler_fn"), "a `Sampler`, or None for the loader's own order")
 
 
-def _batching(sampler: Sampler[Any] | None, batch_size: int, *, drop_last: bool) -> dict[str, Any]:
+def batching(sampler: Sampler[Any] | None, batch_size: int, *, drop_last: bool) -> dict[str, Any]:
     """Return the keywords of a ``DataLoader`` that define its batches, of which a sampler may decide itself."""
     if is_balanced(sampler):
         return {"batch_sampler": sampler}
@@ -124,7 +86,8 @@ def _batching(sampler: Sampler[Any] | None, batch_size: int, *, drop_last: bool)
     return {"batch_size": batch_size, "drop_last": drop_last, **sampled}
 
 
-def _warn_of_own_order(strategy: str) -> None:
+def warn_of_own_order(strategy: str) -> None:
+    """Warn that a stream has an order of its own, if ``strategy`` asks for another one."""
     if strategy in ("group_by_length", "batch_rebalance"):
         logger.warning(
             "`train_sampling_strategy=%r` is ignored: the order of samples can only be chosen for a dataset with "
@@ -133,50 +96,13 @@ def _warn_of_own_order(strategy: str) -> None:
         )
 
 
-def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] | None:
-    """Return the sampler of ``train_sampling_strategy``; None for a dataset without length."""
-    args = for_run(trainer.args)
-    strategy, steps = args.train_sampling_strategy, args.gradient_accumulation_steps
-    dataset = trainer.train_dataset if train_dataset is None else train_dataset
-    if dataset is not None and not has_length(dataset):
-        _warn_of_own_order(strategy)
-        return None
-    size, measured = args.train_batch_size, _length_keywords(trainer, args)
-    if strategy == "batch_rebalance":
-        is_fixed = trainer.semantics.balances_by_fixed_seed
-        if is_fixed:
-            trainer.warn_once(_FIXED_SEED.format(args.per_device_train_batch_size))
-        return balanced_sampler(
-            dataset,
-            trainer.run_counters.train_batch_size if args.auto_find_batch_size else size,
-            steps,
-            ranks=(trainer.accelerator.data_parallel_rank, trainer.accelerator.data_parallel_size),
-            drop_last=args.dataloader_drop_last,
-            seed=TRANSFORMERS_SEED if is_fixed else order_seed(args),
-            **measured,
-        )
-    return train_sampler(dataset, strategy, size * steps, **measured)
-
-
-def choose_eval_sampler(trainer: Trainer, eval_dataset: Any) -> Sampler[Any] | None:
-    """Return the evaluation sampler: sequential, or by length if training groups by length."""
-    args = for_run(trainer.args)
-    return eval_sampler(
-        eval_dataset,
-        args.train_sampling_strategy,
-        args.eval_batch_size,
-        **_length_keywords(trainer, args),
-        seed=order_seed(args) if trainer.semantics.eval_grouping_has_own_generator else None,
-    )
-
-
-def _length_keywords(trainer: Trainer, args: TrainingArguments) -> dict[str, Any]:
+def length_keywords(trainer: Trainer, args: TrainingArguments) -> dict[str, Any]:
     """Return where samplers find the length of a sample: in a column, or by the processing class's first input."""
     names = getattr(trainer.processing_class, "model_input_names", None)
     return {"length_column_name": args.length_column_name, "model_input_name": names[0] if names else None}
 
 
-def _check_has_samples(dataset: object, description: str) -> None:
+def check_has_samples(dataset: object, description: str) -> None:
     """Raise if ``dataset`` is certainly none; a mapping from numbers, or to mappings, may have samples.
 
     Raises:
@@ -215,7 +141,81 @@ def _check_has_samples(dataset: object, description: str) -> None:
 
 def _remedy_for_dict(dataset: Mapping[Any, Any], description: str) -> str:
     """Return the end of a sentence: what to pass instead of a dict of columns or of splits."""
-    if not any(isinstance(value, Dataset) or columns.is_arrow_dataset(value) for value in dataset.values()):
+    if not any(isinstance(value, Dataset) or collators.is_arrow_dataset(value) for value in dataset.values()):
         return ". Make one of columns with `datasets.Dataset.from_dict`, or pass one of several splits"
     usual = _SPLITS.get(description, "train")
     return f": pass one split, such as `dataset[{usual if usual in dataset else next(iter(dataset))!r}]`"
+
+
+# Train loaders during a run: new ones by epochs, and those of ranks that share sequences.
+
+
+def share_sequences(
+    trainer: Trainer, loader: Iterable[Any], group: Callable[[], ProcessGroup | None], warn_once: WarnOnce
+) -> Iterable[Any]:
+    """Return this rank's chunks of the batches of ``loader``; ``loader`` itself, if no rank shares its sequences.
+
+    Args:
+        trainer: The Trainer.
+        loader: The train loader of this rank.
+        group: Returns the ranks that share sequences; called when the first batch is read.
+        warn_once: Warns of batches whose attention mask would be needed.
+    """
+    sequences = read_sequence_parallelism(trainer.args)
+    if sequences is None:
+        return loader
+    return SequenceShards(
+        loader,
+        group,
+        rank=trainer.args.process_index % sequences.size,
+        size=sequences.size,
+        attends_across=sequences.attention == "sdpa",
+        warn_once=warn_once,
+        carries_on=trainer.semantics.carries_on_with_shared_sequences,
+    )
+
+
+def is_carried_on(loader: object) -> bool:
+    """Return whether an epoch of ``loader`` goes on with the pass of the one before, as under transformers."""
+    return isinstance(loader, SequenceShards) and loader.carries_on
+
+
+def warn_of_lost_steps(loader: object, plan: RunPlan, epoch: int, warn_once: WarnOnce) -> None:
+    """Warn if ``loader`` is carried on from one epoch to the next.
+
+    Args:
+        loader: The train loader.
+        plan: The plan of the run.
+        epoch: Completed epochs at its start.
+        warn_once: Warns.
+    """
+    if is_carried_on(loader) and plan.num_train_epochs > epoch + 1:
+        warn_once(
+            "With sequence parallelism each epoch after the first has one update step less, as under transformers, so "
+            f"the run may end before `max_steps={plan.max_steps}`. Set `TrainingArguments(semantics='corrected')` to "
+            "train on all batches of each epoch."
+        )
+
+
+class Reloading:
+    """Makes a new train loader every ``epochs`` epochs.
+
+    Args:
+        run: The run, which makes it.
+        epochs: Epochs after which the loader is made again.
+    """
+
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun, epochs: int) -> None:
+        self._run = run
+        self._epochs = epochs
+        self._last: int | None = None
+
+    def reload_if_due(self, epoch: int) -> None:
+        """Reload at the start of ``epoch`` if that is due; the first epoch of a run has a new loader anyway."""
+        if self._last is not None and epoch - self._last < self._epochs:
+            return
+        if self._last is not None:
+            self._run.reload()
+        self._last = epoch

@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.utils.rnn import PackedSequence
 
-from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.arguments.run_precision import uses_cpu_amp
-from hf_compat.data.transfer import move_to_device
+from hf_compat.accelerator.accelerator import gather_outputs
+from hf_compat.arguments.process_facts import uses_cpu_amp
+from hf_compat.arguments.releases import for_run
+from hf_compat.data.loader import move_to_device
+from hf_compat.data.sequence_shards import shifted_labels
 from hf_compat.distributed import collectives
+from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, whole_sequences
 from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
 from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
-from hf_compat.nested import MAPPINGS, SEQUENCES, rebuild
-from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
+from hf_compat.nested import MAPPINGS, SEQUENCES, Nested, map_nested, rebuild
 from hf_compat.optim.losses import check_loss, divide_scalar
+from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD
 from hf_compat.overriding import call_as_defined, check_returned, is_ours
 from hf_compat.trainer.diagnosis import explain_backward, note_inputs
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = [
-    "autocast_around_loss",
-    "check_is_named",
-    "compute_loss",
-    "computing_loss",
-    "count_items",
-    "forward_and_backward",
-    "fresh_past",
-    "loss_context",
-    "prepare_input",
-    "prepare_inputs",
-    "store_past",
-]
-
 logger = logging.getLogger(__name__)
+
 
 _NOTHING = contextlib.nullcontext()
 
@@ -60,25 +51,6 @@ _DIVIDED = (
 )
 
 
-def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) -> Tensor | int | None:
-    """Return the number of scored labels in ``batches``, ``()``; None if there are none, or it is not used."""
-    is_used = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    if not batches:
-        return None
-    if isinstance(batches[0], Tensor) or not (hasattr(batches[0], "__iter__") or hasattr(batches[0], "__contains__")):
-        check_is_named(batches[0])
-    if "labels" not in batches[0] or not is_used:
-        return None
-    try:
-        count = sum(_scored_labels(trainer, batch).ne(-100).sum() for batch in batches)
-    except (TypeError, AttributeError):  # labels that are not tensors, as in object detection
-        return None
-    if isinstance(count, Tensor):
-        scored, parts = _shared_count(trainer, count.to(device)), _parts_of_count(trainer)
-        return scored / parts if trainer.semantics.item_count_is_float else scored // parts
-    return int(count)
-
-
 def check_is_named(batch: object) -> None:
     """Raise if ``batch`` has no names, by which a model takes its inputs.
 
@@ -92,7 +64,7 @@ def check_is_named(batch: object) -> None:
         )
 
 
-def _shared_count(trainer: Trainer, count: Tensor) -> Tensor:
+def shared_count(trainer: Trainer, count: Tensor) -> Tensor:
     """Return the ``count`` of this process, ``()``, as the forward pass takes it.
 
     That is the number over all ranks, or, with a row for each replica that ``DataParallel`` makes, over all replicas;
@@ -106,7 +78,7 @@ def _shared_count(trainer: Trainer, count: Tensor) -> Tensor:
     return count.unsqueeze(0).expand(replicas, -1) if replicas > 1 else count
 
 
-def _parts_of_count(trainer: Trainer) -> int:
+def parts_of_count(trainer: Trainer) -> int:
     """Return the number of ranks over which a count is divided: those of whose sequences each has a part.
 
     Without ``average_tokens_across_devices`` upstream divides it over ranks with the same batches too.
@@ -120,7 +92,8 @@ def _parts_of_count(trainer: Trainer) -> int:
     return size * same
 
 
-def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
+def scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
+    """Return the labels that the loss is made of: without the first ones if the model shifts them."""
     if not trainer.semantics.counts_shifted_labels:
         return batch["labels"]
     if "shift_labels" in batch:
@@ -179,46 +152,7 @@ def _is_scaled(trainer: Trainer, num_items_in_batch: Tensor | int | None) -> boo
     return by_model or trainer.compute_loss_func is not None
 
 
-def compute_loss(
-    trainer: Trainer,
-    model: nn.Module,
-    inputs: dict[str, Any],
-    *,
-    return_outputs: bool,
-    num_items_in_batch: Tensor | int | None,
-) -> Any:
-    """Return the loss of one batch; see the Trainer's ``compute_loss``."""
-    group = trainer.lightning_backend.strategy.sequence_group
-    if group is not None and trainer.model.training:
-        return _loss_of_shared_sequences(model, inputs, group, return_outputs=return_outputs)
-    if not isinstance(inputs, dict):
-        check_is_named(inputs)
-    own_loss = trainer.label_smoother is not None or trainer.compute_loss_func is not None
-    labels = inputs.pop("labels") if own_loss and "labels" in inputs else None
-    if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
-        inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
-    outputs = model(**inputs)
-    args = for_run(trainer.args)
-    if args.past_index >= 0:
-        store_past(trainer, outputs)
-    if trainer.compute_loss_func is not None:
-        if labels is None:
-            text = "`compute_loss_func` is defined but `labels=None`: batches have no `labels`, it is called with None."
-            trainer.warn_once.in_log(logger, text)
-        loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        check_loss(loss, "`compute_loss_func`")
-    elif labels is not None:
-        loss = _smoothed_loss(trainer, model, outputs, inputs, labels, num_items_in_batch)
-    else:
-        loss = _loss_of(trainer, outputs, inputs)
-    by_count = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    if trainer.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
-        # Gradients are averaged over ranks, the loss over replicas. In place, so that the outputs have this loss too.
-        loss *= max(trainer.lightning_backend.process_layout.loss_group_size, trainer.args.n_gpu)
-    return (loss, outputs) if return_outputs else loss
-
-
-def _loss_of_shared_sequences(
+def loss_of_shared_sequences(
     model: nn.Module, inputs: dict[str, Any], group: ProcessGroup, *, return_outputs: bool
 ) -> Any:
     """Return the loss of sequences of which each rank of ``group`` has a chunk: the mean over all scored tokens."""
@@ -229,7 +163,7 @@ def _loss_of_shared_sequences(
     return (loss, outputs) if return_outputs else loss
 
 
-def _smoothed_loss(
+def smoothed_loss(
     trainer: Trainer,
     model: nn.Module,
     outputs: Any,
@@ -237,6 +171,7 @@ def _smoothed_loss(
     labels: Tensor,
     num_items_in_batch: Tensor | int | None,
 ) -> Tensor:
+    """Return the loss of ``label_smoother``, as the reproduced release calls it; ``()``."""
     given: dict[str, Any] = {}
     if trainer.semantics.smoother_takes_item_count:
         given["num_items_in_batch"] = num_items_in_batch
@@ -252,7 +187,12 @@ def _smoothed_loss(
     return loss
 
 
-def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
+def loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the loss among the ``outputs`` of the model.
+
+    Raises:
+        LossError: If there is none.
+    """
     if outputs is None:
         raise LossError(
             f"`model`: {type(trainer.model).__name__} returned None. Return a dict with `loss`, or a tuple."
@@ -274,14 +214,8 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
     return outputs.squeeze() if isinstance(outputs, Tensor) else outputs[0]
 
 
-def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contextlib.AbstractContextManager[Any]:
-    """Return the autocast around the loss, which some releases of transformers have on the CPU: always bfloat16."""
-    if _has_cpu_autocast(trainer):
-        return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
-    return contextlib.nullcontext()
-
-
-def _has_cpu_autocast(trainer: Trainer) -> bool:
+def has_cpu_autocast(trainer: Trainer) -> bool:
+    """Return whether the loss is computed under autocast on the CPU."""
     if trainer.semantics.leaves_loss_out_of_cpu_autocast:
         return False
     return uses_cpu_amp(for_run(trainer.args)) and not trainer.lightning_backend.traits.own_precision
@@ -294,31 +228,22 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
         OverrideError: If that returns no context.
     """
     method = trainer.compute_loss_context_manager
-    is_plain = trainer.semantics.leaves_loss_out_of_cpu_autocast or not _has_cpu_autocast(trainer)
+    is_plain = trainer.semantics.leaves_loss_out_of_cpu_autocast or not has_cpu_autocast(trainer)
     if is_plain and is_ours(method) and is_ours(trainer.autocast_smart_context_manager):
         return _NOTHING  # without making a stack of no contexts for each batch
     context = method()
-    _check_is_context(context, "compute_loss_context_manager")
+    check_is_context(context, "compute_loss_context_manager")
     return context
 
 
-def _check_is_context(context: object, method: str) -> None:
+def check_is_context(context: object, method: str) -> None:
+    """Raise if what the overridable ``method`` returned is no context manager."""
     check_returned(
         isinstance(context, contextlib.AbstractContextManager),
         context,
         method,
         "a context manager, `contextlib.nullcontext()` for none",
     )
-
-
-def loss_context(trainer: Trainer) -> contextlib.ExitStack:
-    """Return the context of ``autocast_smart_context_manager``, entered."""
-    stack = contextlib.ExitStack()
-    context = trainer.autocast_smart_context_manager()
-    _check_is_context(context, "autocast_smart_context_manager")
-    if not isinstance(context, contextlib.nullcontext):
-        stack.enter_context(context)
-    return stack
 
 
 def prepare_input(
@@ -396,3 +321,130 @@ def fresh_past(trainer: Trainer) -> Iterator[None]:
         counters.forget_past()
         if outside is not unset:
             counters.past = outside
+
+
+# Context parallelism: the inputs of one batch whose sequences ranks share, and whole outputs made of their parts.
+
+
+_SHARED = ("input_ids", "labels", "shift_labels", "attention_mask", "position_ids")
+"""The inputs with a place for each token."""
+
+Shared: TypeAlias = tuple[Callable[[], contextlib.AbstractContextManager[Any]], dict[str, Any]]
+"""A function that returns a context, and the inputs of a batch."""
+
+
+def prepared(trainer: Trainer, model: nn.Module, inputs: dict[str, Any]) -> Shared:
+    """Return what the Trainer's ``_prepare_context_parallel_inputs`` returns for one batch.
+
+    Raises:
+        OverrideError: If that is no pair of a function and a batch.
+    """
+    returned: Any = trainer._prepare_context_parallel_inputs(model, inputs)
+    if type(returned) is not tuple or len(returned) != 2 or returned[0] is not contextlib.nullcontext:
+        fits = isinstance(returned, tuple | list) and len(returned) == 2 and callable(returned[0])
+        wanted = "a function that returns a context manager, and the batch: `return contextlib.nullcontext, inputs`"
+        check_returned(fits, returned, "_prepare_context_parallel_inputs", wanted)
+    context, inputs = returned
+    return context, inputs
+
+
+def share(trainer: Trainer, inputs: dict[str, Any]) -> Shared:
+    """Return a context for one batch, and the batch; inside the context it has this rank's parts of the sequences.
+
+    The tensors of ``inputs`` stay whole. ``shift_labels`` and ``position_ids`` are added, as a rank has neither the
+    label of the token after its last one nor the places of its tokens.
+
+    References:
+        Same inputs as transformers' ``Trainer._prepare_context_parallel_inputs``.
+
+    Raises:
+        DataError: If the sequences cannot be shared.
+    """
+    size = trainer.get_cp_size()
+    if size == 1:
+        return contextlib.nullcontext, inputs
+    _check(inputs, size)
+    inputs = dict(inputs)
+    if inputs.get("shift_labels") is None and inputs.get("labels") is not None:
+        inputs["shift_labels"] = shifted_labels(inputs["labels"])
+    tokens = inputs["input_ids"]
+    if inputs.get("position_ids") is None:
+        inputs["position_ids"] = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    shared = [name for name in _SHARED if inputs.get(name) is not None and inputs[name].ndim == 2]
+    for name in shared:  # the context writes to its buffers
+        inputs[name] = inputs[name].clone(memory_format=torch.contiguous_format)
+    buffers = [inputs[name] for name in shared]
+    context = functools.partial(
+        trainer.accelerator.maybe_context_parallel,
+        buffers=buffers,
+        buffer_seq_dims=[1] * len(buffers),
+        no_restore_buffers=set(buffers),
+    )
+    return context, inputs
+
+
+def _check(inputs: dict[str, Any], size: int) -> None:
+    """Raise if the sequences of ``inputs`` cannot be shared by ``size`` ranks, or have a mask that is not causal."""
+    tokens = inputs.get("input_ids")
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2:
+        raise DataError(
+            f"`data_collator`: a batch has no `input_ids` of shape (batch, tokens), which `cp_size={size}` requires. "
+            "Add them, or remove `cp_size`."
+        )
+    length = tokens.shape[1]
+    if length % size:
+        raise DataError(
+            f"`data_collator`: sequences of {length} tokens cannot be shared out over `cp_size={size}` ranks. Pad them "
+            f"to a multiple of {2 * size}, for instance by the collator's `pad_to_multiple_of`: with a multiple of "
+            f"{size} alone the ranks have unequally much to compute."
+        )
+    mask = inputs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim > 2 and not _is_causal(mask):
+        raise DataError(
+            f"`data_collator`: the `attention_mask` of shape {tuple(mask.shape)} is not causal, but `cp_size={size}` "
+            "only supports causal attention masks. Remove it from the batches."
+        )
+
+
+def _is_causal(mask: Tensor) -> bool:
+    """Return whether ``mask``, ``(batch, ..., tokens, tokens)``, hides from each token those after it.
+
+    Of 0 and 1, or added to the scores; the first of the batch stands for all, as in transformers.
+    """
+    after = mask.flatten(0, -3)[0].triu(1)
+    return bool((after <= 1e-6).all())
+
+
+def gather_whole(trainer: Trainer) -> Callable[[Any], Any] | None:
+    """Return what gathers outputs that :func:`whole` has made the same on ranks; None without context parallelism."""
+    layout, accelerator = trainer.lightning_backend.process_layout, trainer.accelerator
+    if layout.sizes.cp == 1:
+        return None
+    return functools.partial(
+        gather_outputs,
+        layout=layout,
+        state=accelerator.gradient_state,
+        of_parts=False,
+        use_gather_object=trainer.args.eval_use_gather_object,
+    )
+
+
+def whole(trainer: Trainer, inputs: dict[str, Any], outputs: Nested) -> Nested:
+    """Return ``outputs`` with the whole sequences of all ranks' parts in their second dimension; every rank calls it.
+
+    Args:
+        trainer: The Trainer.
+        inputs: The batch, with whole sequences.
+        outputs: What the model has returned for this rank's parts.
+    """
+    size, mesh = trainer.get_cp_size(), trainer.lightning_backend.process_layout.mesh
+    if size == 1 or mesh is None:
+        return outputs
+    length = inputs["input_ids"].shape[1] // size
+
+    def join(leaf: object) -> object:
+        has_part = isinstance(leaf, Tensor) and leaf.ndim > 1 and leaf.shape[1] == length
+        return whole_sequences(mesh[CONTEXT_PARALLEL], leaf) if has_part else leaf  # type: ignore[arg-type]
+
+    joined: Nested = map_nested(join, outputs)
+    return joined

@@ -5,41 +5,37 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from hf_compat.arguments.enums import ParallelMode
-from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.arguments.output_folder import checkpoints_kept, folder_or_default
-from hf_compat.arguments.releases.semantics import installed_release
-from hf_compat.arguments.releases.versions import SINCE
-from hf_compat.atomic_files import read_json_object
-from hf_compat.checkpoint import names, optimizer_states, rng, rotation, state_dict_files, weights
-from hf_compat.checkpoint.hidden_folders import final_name
-from hf_compat.model_facts import is_pretrained_model
-from hf_compat.trainer.current_run import prepare_strategy
-from hf_compat.trainer.optimizer_and_schedule import optimizer_of, scheduler_of
+from hf_compat import hub
+from hf_compat.arguments.derived import (
+    card_name,
+    folder_or_default,
+    hub_repository,
+    path_of_checkpoint,
+    pushes_checkpoints,
+)
+from hf_compat.atomic_files import read_json_object, write_text
+from hf_compat.checkpoint import names, states, weights
+from hf_compat.checkpoint.completeness import copy_model_files, model_files
+from hf_compat.checkpoint.names import TRAINER_STATE_NAME
+from hf_compat.checkpoint.publish import final_name, hidden_sibling
+from hf_compat.errors import HubError
+from hf_compat.model_card import TrainingSummary, as_list
+from hf_compat.trainer.optimization import optimizer_of, scheduler_of
+from hf_compat.trainer.run import prepare_strategy
 
 if TYPE_CHECKING:
-    from hf_compat.trainer.trainer import Trainer
+    from collections.abc import Mapping
+    from concurrent.futures import Future
 
-__all__ = [
-    "LoadResult",
-    "load_optimizer_and_scheduler",
-    "load_rng_state",
-    "load_scaler",
-    "load_weights",
-    "rotate_checkpoints",
-    "save_model",
-    "save_optimizer_and_scheduler",
-    "save_rng_state",
-    "save_scaler",
-    "save_weights",
-    "warn_of_missing_weights",
-]
+    from huggingface_hub import CommitInfo, HfApi
+
+    from hf_compat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +62,7 @@ def save_model(trainer: Trainer, output_dir: str | None, *, save: Callable[..., 
         prepare_strategy(trainer)
     strategy = backend.strategy
     writes, file_writer = args.should_save, trainer.checkpoint_writer.file_writer
-    calls_save = writes or _calls_save_on_every_rank(trainer)
+    calls_save = writes or calls_save_on_every_rank(trainer)
     if strategy.saves_sharded_weights and (is_checkpoint or not strategy.gathers_weights):
         model = trainer.accelerator.unwrap_model(trainer.model)
         if not strategy.gathers_weights:
@@ -77,9 +73,9 @@ def save_model(trainer: Trainer, output_dir: str | None, *, save: Callable[..., 
         strategy.save_sharded_weights(model, folder, file_writer=file_writer)
         if strategy.gathers_weights and writes:
             weights.save_configuration(model, Path(folder))
-            _save_beside_weights(trainer, Path(folder))
+            save_beside_weights(trainer, Path(folder))
     elif strategy.gathers_weights:
-        state_dict = _state_dict_to_save(trainer, writes=writes)
+        state_dict = state_dict_to_save(trainer, writes=writes)
         if calls_save:
             with file_writer.already_copied(state_dict if strategy.copies_weights else {}):
                 save(folder, state_dict=state_dict)
@@ -87,7 +83,7 @@ def save_model(trainer: Trainer, output_dir: str | None, *, save: Callable[..., 
         save(folder, **(_weights_of_callbacks(trainer) if is_checkpoint and writes else {}))
 
 
-def _calls_save_on_every_rank(trainer: Trainer) -> bool:
+def calls_save_on_every_rank(trainer: Trainer) -> bool:
     """Return whether ``_save`` is called on ranks, too, that write no files."""
     return trainer.lightning_backend.strategy.saves_on_every_rank or trainer.semantics.calls_save_on_every_rank
 
@@ -101,7 +97,7 @@ def _weights_of_callbacks(trainer: Trainer) -> dict[str, Any]:
     return {"state_dict": {name.removeprefix("model."): value for name, value in made["state_dict"].items()}}
 
 
-def _state_dict_to_save(trainer: Trainer, *, writes: bool) -> dict[str, Any]:
+def state_dict_to_save(trainer: Trainer, *, writes: bool) -> dict[str, Any]:
     """Return the state dict to save, perhaps only on ranks that save it; every rank calls this."""
     accelerator, file_writer = trainer.accelerator, trainer.checkpoint_writer.file_writer
     strategy = trainer.lightning_backend.strategy
@@ -114,38 +110,7 @@ def _state_dict_to_save(trainer: Trainer, *, writes: bool) -> dict[str, Any]:
     return file_writer.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if writes else {}
 
 
-def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:
-    """Save model, processing class and arguments to ``output_dir``, by default ``args.output_dir``."""
-    writes = trainer.args.should_save
-    if state_dict is None and trainer.lightning_backend.strategy.saves_on_every_rank:
-        state_dict = _state_dict_to_save(trainer, writes=writes)
-    if not writes and _calls_save_on_every_rank(trainer):
-        return
-    folder = Path(folder_or_default(trainer.args, output_dir))
-    folder.mkdir(parents=True, exist_ok=True)
-    logger.info("Saving model checkpoint to %s", final_name(str(folder)))
-    model, file_writer = trainer.accelerator.unwrap_model(trainer.model), trainer.checkpoint_writer.file_writer
-    args = for_run(trainer.args)
-    options: dict[str, Any] = {"safe_serialization": args.save_safetensors}
-    if installed_release() >= SINCE["names_main_process"]:
-        options["is_main_process"] = True
-    if not weights.reads_state_dict_alone(model):
-        weights.save_weights(model, folder, state_dict=state_dict, **options)
-    else:
-        # Together with the optimizer's state, unless memory was taken for the weights: more would be for the state.
-        write = file_writer.concurrently if state_dict is None else file_writer
-        write(
-            weights.save_weights,
-            # While it is written, training may change the modules and the configuration of a transformers model.
-            file_writer.shell_of(model) if is_pretrained_model(model) else model,
-            folder,
-            state_dict=file_writer.state_of(model) if state_dict is None else file_writer.snapshot(state_dict),
-            **options,
-        )
-    _save_beside_weights(trainer, folder)
-
-
-def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
+def save_beside_weights(trainer: Trainer, folder: Path) -> None:
     """Save processing class and arguments to ``folder``."""
     processing_class = trainer.processing_class
     if processing_class is None:
@@ -154,7 +119,7 @@ def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
             logger.info("Saving Trainer.data_collator.tokenizer by default as Trainer.processing_class is `None`")
     if processing_class is not None:
         processing_class.save_pretrained(str(folder))
-    state_dict_files.save_training_args(trainer.args, folder)
+    states.save_training_args(trainer.args, folder)
 
 
 def load_weights(
@@ -213,81 +178,195 @@ def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
         trainer.warn_once(loss)
     strategy.save_optimizer(optimizer, output_dir, file_writer=file_writer, saves_common=should_save)
     if should_save and not strategy.saves_scheduler:
-        state_dict_files.save_state_file(
-            scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, file_writer=file_writer
-        )
+        states.save_state_file(scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, file_writer=file_writer)
 
 
 def _loss(trainer: Trainer, optimizer: Any) -> str | None:
     """Return the warning of what a run that resumes lacks; None if it lacks nothing, or restores it."""
     if trainer.semantics.corrected or not hasattr(optimizer, "param_groups"):
         return None
-    return optimizer_states.warning_of_loss(optimizer)
+    return states.warning_of_loss(optimizer)
 
 
-def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> None:
-    """Load the states of optimizer and schedule if ``checkpoint`` has both; an engine has loaded its own already."""
-    if checkpoint is None:
+# The model card, and pushes to the Hub.
+
+
+def write_model_card(trainer: Trainer, described: Mapping[str, Any]) -> None:
+    """Write ``README.md`` into the output folder; see the Trainer's ``create_model_card``.
+
+    Args:
+        trainer: The Trainer.
+        described: The arguments of ``create_model_card``.
+    """
+    if not trainer.is_world_process_zero():
         return
-    strategy = trainer.lightning_backend.strategy
-    if strategy.has_optimizer(checkpoint):
-        optimizer = optimizer_of(trainer)
-        restores = trainer.semantics.corrected and strategy.engine is None
-        file = Path(checkpoint, names.OPTIMIZER_NAME)
-        with optimizer_states.loads_all(optimizer, file) if restores else nullcontext():
-            strategy.load_optimizer(optimizer, checkpoint)
-        if not strategy.saves_scheduler:
-            state_dict_files.load_state_file(scheduler_of(trainer), checkpoint, names.SCHEDULER_NAME)
-    elif optimizer_states.exists(Path(checkpoint)):
-        logger.warning(
-            "`%s` has no `%s`, without which the optimizer's state is not loaded either, as with transformers: both "
-            "start anew.",
-            checkpoint,
-            names.SCHEDULER_NAME,
+    folder = Path(trainer.args.output_dir)
+    path = folder / "README.md"
+    existing = _metadata_of(path)
+    tags = described.get("tags")
+    if tags is not None:
+        tags = list(dict.fromkeys([*as_list(tags), *as_list(existing.get("tags"))]))
+    summary = TrainingSummary.from_trainer(trainer, **{**described, "tags": tags})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, summary.to_model_card())
+    if existing.get("library_name") == "peft":  # a card that peft wrote when saving: peft updates it
+        inner: Any = trainer.accelerator.unwrap_model(trainer.model)
+        inner.create_or_update_model_card(str(folder))
+
+
+def _metadata_of(card: Path) -> dict[str, Any]:
+    """Return the metadata of a model card, empty if there is none."""
+    if not card.is_file():
+        return {}
+    from huggingface_hub import ModelCard  # slow to import
+
+    return dict(ModelCard.load(card).data.to_dict())
+
+
+class Pusher:
+    """Pushes a Trainer's output folder and checkpoints to the Hub; its client is created on first use."""
+
+    def __init__(self) -> None:
+        self._api: HfApi | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_api": None}  # each process creates its own client
+
+    @property
+    def api(self) -> HfApi:
+        """The client of the Hub."""
+        if self._api is None:
+            self._api = hub.hub_api()
+        return self._api
+
+    def init_repo(self, trainer: Trainer, token: str | None, private: bool | None) -> None:
+        """Create the repository on the Hub if it does not exist; see the Trainer's ``init_hf_repo``."""
+        if not trainer.is_world_process_zero():
+            return
+        wanted = hub_repository(trainer.args, token=token, private=private)
+        trainer.hub_model_id = hub.create_repository(self.api, wanted.name, token=wanted.token, private=wanted.private)
+        trainer.push_in_progress = None
+
+    def push(
+        self,
+        trainer: Trainer,
+        commit_message: str | None,
+        blocking: bool,
+        token: str | None,
+        revision: str | None,
+        private: bool | None,
+        described: dict[str, Any],
+    ) -> CommitInfo | Future[CommitInfo] | None:
+        """Save the model and its card, and upload the output folder; see the Trainer's ``push_to_hub``."""
+        try:
+            return self._push_output(trainer, commit_message, blocking, token, revision, private, described)
+        except HubError as error:
+            if not trainer.is_in_train:
+                raise
+            logger.warning("%s Training continues; the files are still on this machine.", error)
+            return None
+
+    def _push_output(
+        self,
+        trainer: Trainer,
+        commit_message: str | None,
+        blocking: bool,
+        token: str | None,
+        revision: str | None,
+        private: bool | None,
+        described: dict[str, Any],
+    ) -> CommitInfo | Future[CommitInfo] | None:
+        args = trainer.args
+        _fire_push_begin(trainer)
+        if described.get("model_name") is None:
+            described["model_name"] = card_name(args)
+        token = hub_repository(args, token=token).token
+        if trainer.hub_model_id is None:
+            trainer.init_hf_repo(token=token, private=private)
+        trainer.save_model(_internal_call=True)
+        if not trainer.is_world_process_zero() or trainer.hub_model_id is None:
+            return None
+        own_tags = getattr(trainer.model, "model_tags", None)
+        if own_tags is not None:
+            described["tags"] = list(dict.fromkeys([*as_list(described.get("tags")), *own_tags]))
+        trainer.create_model_card(**described)
+        trainer._finish_current_push()
+        upload = partial(
+            hub.upload,
+            self.api,
+            trainer.hub_model_id,
+            Path(args.output_dir).absolute(),  # which may be relative, and another thread uploads it
+            commit_message=commit_message,
+            token=token,
+            revision=hub_repository(args, revision=revision).revision,
         )
+        return upload() if blocking else self.api.run_as_future(upload)
+
+    def push_checkpoint(self, trainer: Trainer, checkpoint: Path) -> None:
+        """Start pushing a complete checkpoint, by ``hub_strategy``; a failure is logged, not raised.
+
+        While the previous push is running, nothing is pushed, unless ``hub_always_push`` is set.
+        """
+        current = trainer.push_in_progress
+        under_way = current is not None and not current.is_done()
+        if not trainer.is_world_process_zero() or trainer.hub_model_id is None:
+            return
+        if not pushes_checkpoints(trainer.args, is_pushing=under_way):
+            return
+        _fire_push_begin(trainer)
+        try:
+            jobs = self._start_push(trainer, checkpoint, trainer.hub_model_id)
+        except Exception as error:  # a failed push must not end training
+            logger.warning("`%s` was not pushed to the Hub: %s", checkpoint, final_name(repr(error)))
+            return
+        trainer.push_in_progress = hub.PushInProgress([*(current.jobs if current and under_way else ()), *jobs])
+
+    def _start_push(self, trainer: Trainer, checkpoint: Path, repo_id: str) -> list[Future[Any]]:
+        """Update the output folder with ``checkpoint``; start and return its upload, and the checkpoint's."""
+        args, output = trainer.args, trainer.checkpoint_writer.begun_in / trainer.args.output_dir
+        weights = model_files(checkpoint)
+        copy_model_files(weights, output)
+        if trainer.processing_class is not None:
+            trainer.processing_class.save_pretrained(output)
+        states.save_training_args(args, output)
+        # From the checkpoint: with background saving, training is ahead of it.
+        state = read_json_object(checkpoint / TRAINER_STATE_NAME)
+        progress = f"step {state['global_step']}" if args.save_strategy == "steps" else f"epoch {int(state['epoch'])}"
+        message = f"Training in progress, {progress}"
+        # The checkpoint's weights, not their copies: a checkpoint's files do not change.
+        files = {**hub.shared_files(output), **{path.name: path for path in weights}}
+        pushes: list[tuple[Path, str, str | None]] = [(_snapshot(checkpoint, files, frozen=False), message, None)]
+        path_in_repo = path_of_checkpoint(args, checkpoint.name)
+        if path_in_repo is not None:
+            every = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
+            pushes.append((_snapshot(checkpoint, every, frozen=True), f"{message}, checkpoint", path_in_repo))
+        target = hub_repository(args)
+        return [
+            self.api.run_as_future(
+                hub.push_snapshot,
+                self.api,
+                repo_id,
+                folder,
+                commit_message=message,
+                path_in_repo=path_in_repo,
+                token=target.token,
+                revision=target.revision,
+            )
+            for folder, message, path_in_repo in pushes
+        ]
+
+    def finish(self, trainer: Trainer) -> None:
+        """Wait for pushes that are running."""
+        current = trainer.push_in_progress
+        if current is not None and not current.is_done():
+            logger.info("Waiting for the current checkpoint push to be finished.")
+            current.wait_until_done()
 
 
-def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:
-    """Delete the oldest checkpoints in ``output_dir``, by default ``args.output_dir``, beyond ``save_total_limit``."""
-    writer, best, limit = trainer.checkpoint_writer, trainer.state.best_model_checkpoint, checkpoints_kept(trainer.args)
-    if limit is not None:
-        rotation.rotate(
-            folder_or_default(trainer.args, output_dir),
-            limit=limit,
-            best=None if best is None else writer.begun_in / best,
-            protects_newest=trainer.semantics.rotation_protects_newest,
-            owned=writer.owned,
-            remover=writer.remover if trainer.is_in_train else None,
-        )
+def _snapshot(checkpoint: Path, files: dict[str, Path], *, frozen: bool) -> Path:
+    return hub.snapshot(files, hidden_sibling(checkpoint.absolute(), "pushed"), frozen=frozen)
 
 
-def save_scaler(trainer: Trainer, output_dir: str) -> None:
-    """Save the gradient scaler's ``scaler.pt`` in an fp16 run."""
-    scaler = trainer.accelerator.scaler
-    if scaler is not None and trainer.args.should_save:
-        state_dict_files.save_state_file(
-            scaler, output_dir, names.SCALER_NAME, file_writer=trainer.checkpoint_writer.file_writer
-        )
-
-
-def load_scaler(trainer: Trainer, checkpoint: str | None) -> None:
-    """Load the gradient scaler's state if ``checkpoint`` has one."""
-    scaler = trainer.accelerator.scaler
-    if checkpoint is None or scaler is None:
-        return
-    if Path(checkpoint, names.SCALER_NAME).is_file():
-        state_dict_files.load_state_file(scaler, checkpoint, names.SCALER_NAME)
-
-
-def save_rng_state(trainer: Trainer, output_dir: str) -> None:
-    """Save the random states of this process: of all GPUs that it sees if a launcher started it, else of its own."""
-    launch = trainer.lightning_backend.process_layout.launch
-    distributed = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
-    rng.save_rng_state(output_dir, rank=launch.rank, world_size=launch.world_size, distributed=distributed)
-
-
-def load_rng_state(trainer: Trainer, checkpoint: str | None) -> None:
-    """Restore the random states if ``checkpoint`` has them."""
-    if checkpoint is not None:
-        launch = trainer.lightning_backend.process_layout.launch
-        rng.load_rng_state(checkpoint, rank=launch.rank, world_size=launch.world_size)
+def _fire_push_begin(trainer: Trainer) -> None:
+    if trainer.semantics.announces_pushes:
+        trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)

@@ -3,36 +3,336 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from hf_compat.engine.data_module import HFDataModule
+from torch.utils.data import DataLoader
+
+from hf_compat.callbacks import ProgressCallback
+from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.engine.backend import join, one_loader, user_keywords
 from hf_compat.engine.internals.exceptions import raise_keyboard_interrupt
-from hf_compat.engine.internals.loops import ignoring_misleading_warnings, is_fitting
+from hf_compat.engine.internals.loops import (
+    evaluation_loader,
+    ignoring_misleading_warnings,
+    is_fitting,
+    run_instead,
+    user_data,
+    user_loader,
+)
 from hf_compat.engine.lightning_callbacks import FirstCallback
 from hf_compat.engine.loggers import open_loggers
-from hf_compat.engine.module import HFModule
+from hf_compat.engine.module import HFDataModule, HFModule
 from hf_compat.errors import NotSupportedError, TrainerSetupError
 from hf_compat.model_facts import unwrap_model
 from hf_compat.optim.schedulers import get_scheduler
 from hf_compat.overriding import is_ours
-from hf_compat.run.assembly import UserPieces
-from hf_compat.run.hooks import RunHooks
-from hf_compat.trainer.assembled import Assembly
-from hf_compat.trainer.current_run import current_run, new_run
-from hf_compat.trainer.user_data import Evaluated, data_of, method_overrides, standing_in
-from hf_compat.trainer.user_evaluation import evaluating, user_evaluation_data
+from hf_compat.trainer.evaluation import prepare
+from hf_compat.trainer.loop import RunHooks
+from hf_compat.trainer.run import UserPieces, current_run, new_run
+from hf_compat.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from hf_compat.arguments import TrainingArguments
-    from hf_compat.evaluation.results import PredictionOutput, TrainOutput
-    from hf_compat.run.run import TrainingRun
-    from hf_compat.trainer.trainer import Trainer
+    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.engine.backend import LightningBackend
+    from hf_compat.trainer.outputs import PredictionOutput, TrainOutput
+    from hf_compat.trainer.run import TrainingRun
 
-__all__ = ["RunGroup", "callbacks", "to_lightning"]
+# The data that the user's `lightning.Trainer` was given, and what then stands in for the Trainer's methods.
+
+
+def data_of(pl_trainer: pl.Trainer) -> HFDataModule | None:
+    """Return the data module of the call that ``pl_trainer`` is inside of, None if it was given something else."""
+    data = user_data(pl_trainer)
+    return data if isinstance(data, HFDataModule) else None
+
+
+class Evaluated(NamedTuple):
+    """The data that ``validate``, ``test`` or ``predict`` reads."""
+
+    dataset: Any
+    loader: Any
+    """The loader that the call was given, or its data module returned; None if the Trainer loads the dataset."""
+
+
+def evaluated_data(pl_trainer: pl.Trainer, name: str) -> Evaluated:
+    """Return what the call reads that the hook ``name`` belongs to; without any, the dataset is None."""
+    data, load = data_of(pl_trainer), _loader_of(pl_trainer, name)
+    if load is None:
+        return Evaluated(None if data is None else _dataset_in(data, name), None)
+    loader = one_loader(load())
+    return Evaluated(getattr(loader, "dataset", loader), loader)
+
+
+def dataset_behind(pl_trainer: pl.Trainer, name: str) -> Any:
+    """Return the dataset that the hook ``name`` loads in a fit, or its loader; None without any."""
+    data = data_of(pl_trainer)
+    own = None if data is None else _dataset_in(data, name)
+    return evaluated_data(pl_trainer, name).dataset if own is None else own
+
+
+def _dataset_in(data: HFDataModule, name: str) -> Any:
+    return {"train_dataloader": data.train_dataset, "val_dataloader": data.eval_dataset}.get(name, data.test_dataset)
+
+
+def _loader_of(pl_trainer: pl.Trainer, name: str) -> Callable[[], Any] | None:
+    """Return what loads the batches that the call was given; None if a method of the Trainer is what does.
+
+    Args:
+        pl_trainer: The Lightning trainer, inside the call.
+        name: The hook: ``train_dataloader``, ``val_dataloader``, ``test_dataloader`` or ``predict_dataloader``.
+    """
+    data = data_of(pl_trainer)
+    if data is not None and getattr(type(data), name) is getattr(HFDataModule, name):
+        return None
+    if not is_fitting(pl_trainer):
+        return evaluation_loader(pl_trainer)
+    return user_loader(pl_trainer, evaluates=name == "val_dataloader")
+
+
+_Methods: TypeAlias = dict[str, Callable[..., Any]]
+"""Methods that stand in for the Trainer's, by name."""
+
+
+def method_overrides(pl_trainer: pl.Trainer, module: HFModule, trainer: Trainer) -> _Methods:
+    """Return the methods of ``trainer`` that module and data have in its place during a fit of ``pl_trainer``."""
+    found = _of_module(module)
+    train, evaluation = _loader_of(pl_trainer, "train_dataloader"), _loader_of(pl_trainer, "val_dataloader")
+    if train is not None:
+        found["get_train_dataloader"] = lambda: _prepared(train(), trainer)
+    if evaluation is not None:
+        original = trainer.get_eval_dataloader
+
+        def eval_loader(eval_dataset: Any = None) -> Any:
+            own = eval_dataset is None or eval_dataset is trainer.eval_dataset
+            return _prepared(evaluation(), trainer) if own else original(eval_dataset)
+
+        found["get_eval_dataloader"] = eval_loader
+    return found
+
+
+def evaluation_overrides(evaluated: Evaluated, module: HFModule, trainer: Trainer) -> _Methods:
+    """Return the methods of ``trainer`` that module and data have in its place while it reads ``evaluated``."""
+    found = _of_module(module)
+    if evaluated.loader is not None:
+        for name in ("get_eval_dataloader", "get_test_dataloader"):
+            found[name] = partial(_loader_or, evaluated, trainer, getattr(trainer, name))
+    return found
+
+
+def _loader_or(evaluated: Evaluated, trainer: Trainer, original: Callable[..., Any], dataset: Any = None) -> Any:
+    return _prepared(evaluated.loader, trainer) if dataset is evaluated.dataset else original(dataset)
+
+
+def _of_module(module: HFModule) -> _Methods:
+    return {} if type(module).compute_loss is HFModule.compute_loss else {"compute_loss": module.compute_loss}
+
+
+@contextmanager
+def standing_in(trainer: Trainer, run: TrainingRun, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Context in which ``methods`` stand in for those of ``trainer``, which ``run`` keeps as the originals."""
+    before = {name: vars(trainer).get(name) for name in methods}
+    run.originals.update({name: getattr(trainer, name) for name in methods})
+    for name, function in methods.items():
+        setattr(trainer, name, function)
+    try:
+        yield
+    finally:
+        for name, own in before.items():
+            del run.originals[name]
+            if own is None:
+                delattr(trainer, name)
+            else:
+                setattr(trainer, name, own)
+
+
+def _prepared(loader: Any, trainer: Trainer) -> Any:
+    """Return ``loader`` with the batches of this rank."""
+    loader = one_loader(loader)
+    if isinstance(loader, DataLoader) and not isinstance(loader, PreparedDataLoader):
+        return trainer.accelerator.prepare_data_loader(loader)
+    return loader
+
+
+# `Assembly`: the Trainer made from the user's `lightning.Trainer`, module and data.
+
+
+class Assembly:
+    """Makes a Trainer of what a ``lightning.Trainer`` was built with and is called with.
+
+    Args:
+        args: The training arguments.
+        user_callbacks: ``TrainerCallback`` classes or instances.
+    """
+
+    def __init__(self, args: TrainingArguments, user_callbacks: Sequence[Any]) -> None:
+        self._args = args
+        self._user_callbacks = tuple(user_callbacks)
+        self._built: tuple[pl.Trainer, dict[str, Any], list[Any]] | None = None
+
+    def __call__(self, pl_trainer: pl.Trainer, evaluated: Evaluated | None = None) -> Trainer:
+        """Return a new Trainer.
+
+        Args:
+            pl_trainer: The Lightning trainer, inside a call.
+            evaluated: What ``validate``, ``test`` or ``predict`` reads; None in a fit.
+
+        Raises:
+            TrainerSetupError: If the pieces do not fit together.
+        """
+        module, data = pl_trainer.lightning_module, data_of(pl_trainer)
+        assert isinstance(module, HFModule), "checked before"
+        self._check_arguments(module, data)
+        keywords, loggers = self._built_with(pl_trainer)
+        train_dataset, callbacks = None, list(self._user_callbacks)
+        if evaluated is None:
+            train_dataset = dataset_behind(pl_trainer, "train_dataloader")
+            eval_dataset = dataset_behind(pl_trainer, "val_dataloader")
+            callbacks += _own_callbacks(pl_trainer)
+        else:
+            eval_dataset = evaluated.dataset
+        trainer = Trainer(
+            module.model,
+            self._args,
+            getattr(data, "data_collator", None),
+            train_dataset,
+            eval_dataset,
+            getattr(data, "processing_class", None),
+            compute_loss_func=module.compute_loss_func,
+            compute_metrics=module.compute_metrics,
+            callbacks=callbacks,
+            preprocess_logits_for_metrics=module.preprocess_logits_for_metrics,
+            lightning=keywords,
+        )
+        if pl_trainer.progress_bar_callback is not None:
+            trainer.pop_callback(ProgressCallback)
+        pl_trainer.loggers = [*open_loggers(trainer.callback_handler.callbacks, trainer.args, trainer.state), *loggers]
+        join(trainer.lightning_backend, pl_trainer, trainer.args)
+        return trainer
+
+    def _built_with(self, pl_trainer: pl.Trainer) -> tuple[dict[str, Any], list[Any]]:
+        """Return keywords and loggers of ``pl_trainer`` as it was before it was joined."""
+        if self._built is None or self._built[0] is not pl_trainer:
+            self._built = pl_trainer, user_keywords(pl_trainer), list(pl_trainer.loggers)
+        return dict(self._built[1]), self._built[2]
+
+    def _check_arguments(self, *pieces: Any) -> None:
+        for piece in pieces:
+            other = getattr(piece, "args", None)
+            if other is not None and other is not self._args and other.to_dict() != self._args.to_dict():
+                raise TrainerSetupError(
+                    f"`args`: those of {type(piece).__name__} differ from those of the callbacks. Pass the same ones."
+                )
+
+
+def _own_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
+    """Return the callbacks of ``pl_trainer`` that are not the run's."""
+    callbacks = pl_trainer.callbacks  # type: ignore[attr-defined]
+    return [one for one in callbacks if not isinstance(one, RunHooks | FirstCallback)]
+
+
+# `validate`, `test` and `predict` called by the user, run as `Trainer.evaluate` and `Trainer.predict`.
+
+
+_HOOKS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
+"""The method of a ``lightning.Trainer`` → the hook that loads its batches."""
+
+
+def user_evaluation_data(pl_trainer: pl.Trainer) -> Evaluated:
+    """Return what the call that ``pl_trainer`` is inside of reads.
+
+    Raises:
+        TrainerSetupError: If it was given nothing.
+    """
+    call = _call_of(pl_trainer)
+    evaluated = evaluated_data(pl_trainer, _HOOKS[call])
+    if evaluated.dataset is None:
+        name = "eval_dataset" if call == "validate" else "test_dataset"
+        raise TrainerSetupError(
+            f"`{call}` has no data: pass `datamodule=HFDataModule({name}=...)` or `dataloaders=...` to it."
+        )
+    return evaluated
+
+
+def _call_of(pl_trainer: pl.Trainer) -> str:
+    assert pl_trainer.state.fn is not None, "inside a call"
+    return pl_trainer.state.fn.value
+
+
+@contextmanager
+def evaluating(
+    pl_trainer: pl.Trainer,
+    module: HFModule,
+    trainer: Trainer,
+    evaluated: Evaluated,
+    *,
+    ignore_keys: list[str] | None,
+    done: Callable[[dict[str, float] | PredictionOutput], None],
+) -> Iterator[None]:
+    """Context of a call that a person has made: ``trainer`` evaluates or predicts in it.
+
+    Args:
+        pl_trainer: The Lightning trainer, in the ``setup`` of the call.
+        module: Its module.
+        trainer: The Trainer.
+        evaluated: What it reads.
+        ignore_keys: Model outputs excluded from the predictions.
+        done: Called with what ``Trainer.evaluate`` or ``Trainer.predict`` returns.
+    """
+    run, backend, data, call = (
+        current_run(trainer),
+        trainer.lightning_backend,
+        data_of(pl_trainer),
+        _call_of(pl_trainer),
+    )
+    if backend.pl_trainer is not pl_trainer:
+        backend.strategy.close()
+        backend.adopt(pl_trainer)
+    backend.module = module.connect(run)
+    if data is not None:
+        data.connect(run)
+
+    def evaluate() -> Any:
+        if call == "validate":
+            own = evaluated.loader is None and evaluated.dataset is trainer.eval_dataset
+            metrics = trainer.evaluate(None if own else evaluated.dataset, ignore_keys)
+            done(metrics)
+            return _returned(pl_trainer, metrics)
+        output = trainer.predict(evaluated.dataset, ignore_keys)
+        done(output)
+        if call == "test":
+            return _returned(pl_trainer, output.metrics or {})
+        loop = pl_trainer.predict_loop
+        return loop.predictions if loop.return_predictions else None
+
+    methods = evaluation_overrides(evaluated, module, trainer)
+    with standing_in(trainer, run, methods), _limits(backend, call), run_instead(pl_trainer, evaluate):
+        prepare(trainer)
+        yield
+
+
+def _returned(pl_trainer: pl.Trainer, metrics: dict[str, float]) -> list[dict[str, Any]]:
+    """Return ``metrics`` with what else was logged, as Lightning returns the metrics of one loader."""
+    logged = {name: value.item() for name, value in pl_trainer.callback_metrics.items()}
+    return [{**logged, **metrics}]
+
+
+@contextmanager
+def _limits(backend: LightningBackend, call: str) -> Iterator[None]:
+    """Context in which ``Trainer.predict`` reads what ``call`` does."""
+    before = backend.limits
+    if call == "test":
+        backend.limits = replace(before, prediction=before.test)
+    try:
+        yield
+    finally:
+        backend.limits = before
+
 
 _REPLACED = {"max_steps": -1, "max_epochs": -1}
 """Limits of a Lightning trainer whose plan is made in its ``fit``."""

@@ -5,114 +5,33 @@ Every run comes through here, and few search: ``tuning`` is imported by those al
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from hf_compat.checkpoint import publish
-from hf_compat.errors import SearchError
-from hf_compat.run.best_model import checked_output_dir
+from hf_compat.arguments.checks import find_problems
+from hf_compat.arguments.enums import HPSearchBackend
+from hf_compat.arguments.problems import Problem, raise_all
+from hf_compat.arguments.releases import Semantics, for_run
+from hf_compat.callbacks import NotebookProgressCallback, ProgressCallback
+from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
+from hf_compat.errors import NotSupportedError, SearchError, is_installed, require_package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import optuna
 
-    from hf_compat.arguments.enums import HPSearchBackend
+    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
     from hf_compat.trainer.trainer import Trainer
-    from hf_compat.tuning.spaces import BestRun, Trial
-
-__all__ = ["output_dir", "release_model", "report", "search", "set_up_trial"]
 
 logger = logging.getLogger(__name__)
-
-
-def search(
-    trainer: Trainer,
-    hp_space: Callable[[Any], dict[str, Any]] | None,
-    compute_objective: Callable[[dict[str, float]], Any] | None,
-    n_trials: int,
-    direction: str | list[str],
-    backend: str | HPSearchBackend | None,
-    hp_name: Callable[[Any], str] | None,
-    settings: dict[str, Any],
-) -> BestRun | list[BestRun]:
-    """Return the best trial; see the Trainer's ``hyperparameter_search``.
-
-    Args:
-        trainer: The Trainer.
-        hp_space: A trial to names and values of arguments.
-        compute_objective: Metrics of an evaluation to the objective, or objectives.
-        n_trials: Number of trials.
-        direction: ``"minimize"`` or ``"maximize"``, or one per objective.
-        backend: The search library.
-        hp_name: A trial to the name of its folder.
-        settings: Keywords of the library.
-    """
-    from hf_compat.tuning.backends import BACKENDS, choose_backend
-    from hf_compat.tuning.spaces import default_compute_objective
-
-    chosen = choose_backend(backend)
-    if trainer.model_init is None:
-        raise SearchError(
-            "`model_init=None`: for a search you need to pass your model through a model_init function, which creates "
-            "a new one for each trial."
-        )
-    world_size = trainer.args.world_size
-    if world_size > 1:
-        raise SearchError(
-            f"`hyperparameter_search` is not supported with world size {world_size}. Start a single "
-            "process, or use `backend='ray'`, which distributes the trials."
-        )
-    start = trainer.lightning_backend.process_layout.start
-    if start is not None:
-        raise SearchError(
-            f"`hyperparameter_search` is not supported with `lightning`'s `strategy`, which starts {start.processes} "
-            "processes. Do not pass `strategy`."
-        )
-    trainer.hp_space = BACKENDS[chosen].default_space if hp_space is None else hp_space
-    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
-    trainer.hp_name = hp_name
-    trainer.hp_search_backend = chosen
-    try:
-        return BACKENDS[chosen].run(trainer, n_trials, direction, release_model, **settings)
-    finally:
-        trainer.hp_search_backend = None
-
-
-def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
-    """Set the arguments to the values of ``trial``."""
-    trainer.run_counters.trial = trial
-    if trainer.hp_search_backend is None or trial is None:
-        return
-    from hf_compat.tuning.backends import BACKENDS, apply_values
-
-    values = BACKENDS[trainer.hp_search_backend].values(trial, trainer.hp_space)
-    apply_values(trainer.args, values, trainer.semantics)
-    logger.info("Trial: %s", values)
-    trainer.run_counters.train_batch_size = trainer.args.train_batch_size
-    trainer.create_accelerator_and_postprocess()
-    if trainer.args.should_save:
-        publish.clean_orphans(checked_output_dir(trainer._get_output_dir(trial)))
-
-
-def output_dir(trainer: Trainer, trial: Trial | None) -> str:
-    """Return the folder of the run's checkpoints; each trial has its own in ``args.output_dir``."""
-    folder: str = trainer.args.output_dir
-    if trainer.hp_search_backend is None or trial is None:
-        return folder
-    from hf_compat.tuning.backends import run_id
-
-    name = f"run-{run_id(trainer.hp_search_backend, trial)}" if trainer.hp_name is None else trainer.hp_name(trial)
-    return os.path.join(folder, name)
-
-
-def report(trainer: Trainer, trial: Trial | None, step: int, metrics: dict[str, float]) -> None:
-    """Report the metrics at update step ``step`` to the search library, which may stop the trial."""
-    if trainer.hp_search_backend is None or trial is None:
-        return
-    from hf_compat.tuning.backends import BACKENDS
-
-    trainer.objective = trainer.compute_objective(dict(metrics))
-    BACKENDS[trainer.hp_search_backend].report(trainer, trial, step, metrics)
 
 
 def release_model(trainer: Trainer) -> None:
@@ -123,3 +42,379 @@ def release_model(trainer: Trainer) -> None:
     handler = trainer.callback_handler
     handler.model = handler.optimizer = handler.lr_scheduler = None
     trainer.accelerator.free_memory()
+
+
+# The default search spaces and the default objective.
+
+
+Trial: TypeAlias = Any | dict[str, Any]  # no type that is unknown where optuna is not installed
+"""A trial: an ``optuna.Trial``, or Ray Tune's configuration."""
+
+_BATCH_SIZES = (4, 8, 16, 32, 64)
+_TIMING_SUFFIXES = ("_runtime", "_per_second", "_compilation_time")
+
+
+class BestRun(NamedTuple):
+    """The best trial of a search, or one of the best of a search with several objectives."""
+
+    run_id: str
+    """The trial's number, or Ray's id of it; its checkpoints are in ``run-<run_id>`` unless ``hp_name`` named it."""
+    objective: float | list[float]
+    """What ``compute_objective`` returned for it; one number per objective."""
+    hyperparameters: dict[str, Any]
+    """Its hyperparameters, by name."""
+    run_summary: Any | None = None
+    """Ray's ``ExperimentAnalysis`` of the whole search; None for optuna."""
+
+
+def best_run(
+    run_id: str, objective: float | list[float], hyperparameters: dict[str, Any], run_summary: Any | None = None
+) -> BestRun:
+    """Return a :class:`BestRun`, which is one of transformers' too if a script has loaded that."""
+    return _best_run_class(sys.modules.get("transformers.trainer_utils"))(
+        run_id, objective, hyperparameters, run_summary
+    )
+
+
+@cache
+def _best_run_class(upstream: ModuleType | None) -> type[BestRun]:
+    theirs = getattr(upstream, "BestRun", None)
+    if theirs is None or theirs is BestRun:  # hf_compat stands in for it
+        return BestRun
+    content = {"__slots__": (), "__module__": __name__, "__reduce__": lambda best: (best_run, tuple(best))}
+    return type("BestRun", (BestRun, theirs), content)
+
+
+def default_compute_objective(metrics: Mapping[str, float]) -> float:
+    """Return the sum of all ``metrics`` except loss, epoch, times and speeds; the loss if there are no others."""
+    excluded = {"eval_loss", "epoch"}
+    scores = [value for name, value in metrics.items() if name not in excluded and not name.endswith(_TIMING_SUFFIXES)]
+    return sum(scores) if scores else metrics.get("eval_loss")  # type: ignore[return-value]
+
+
+def default_hp_space_optuna(trial: optuna.Trial) -> dict[str, Any]:
+    """Return hyperparameters suggested by ``trial``: learning rate, epochs, seed and batch size.
+
+    Raises:
+        MissingPackageError: If optuna is not installed.
+    """
+    require_package("optuna", extra="optuna", purpose="`default_hp_space_optuna`")
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
+        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
+        "seed": trial.suggest_int("seed", 1, 40),
+        "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", list(_BATCH_SIZES)),
+    }
+
+
+def default_hp_space_ray(trial: object) -> dict[str, Any]:
+    """Return the search space for Ray Tune: learning rate, epochs, seed and batch size.
+
+    Args:
+        trial: Not used; Ray samples before a trial starts.
+
+    Raises:
+        MissingPackageError: If ``ray[tune]`` is not installed.
+    """
+    tune = require_package("ray.tune", extra="ray", purpose="`default_hp_space_ray`")
+    return {
+        "learning_rate": tune.loguniform(1e-6, 1e-4),
+        "num_train_epochs": tune.choice(list(range(1, 6))),
+        "seed": tune.uniform(1, 40),
+        "per_device_train_batch_size": tune.choice(list(_BATCH_SIZES)),
+    }
+
+
+# The optuna backend: trials run one after another in this process.
+
+
+_OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
+"""Keywords of ``Study.optimize``; all others are passed to ``create_study``."""
+
+
+def run_optuna(
+    trainer: Trainer,
+    n_trials: int,
+    direction: str | list[str],
+    release: Callable[[Trainer], None],
+    **kwargs: Any,
+) -> BestRun | list[BestRun]:
+    """Return the best of ``n_trials`` trials; with several directions, all Pareto-optimal ones.
+
+    Args:
+        trainer: A Trainer with a ``model_init``.
+        n_trials: Trials to run, not counting those in a stored study.
+        direction: ``"minimize"`` or ``"maximize"``, or one of them per objective.
+        release: Frees the trainer's model, so that the next trial has the memory.
+        **kwargs: Keywords of ``optuna.create_study``, and of ``Study.optimize``: ``timeout`` in seconds,
+            ``gc_after_trial``, ``catch``.
+
+    Raises:
+        SearchError: If ``n_jobs`` is not 1: parallel trials would share one Trainer.
+        ValueError: If no trial was completed, as in optuna.
+    """
+    optuna = require_package("optuna", extra="optuna", purpose="`hyperparameter_search(backend='optuna')`")
+    optimize = {name: kwargs.pop(name) for name in _OPTIMIZE if name in kwargs}
+    if optimize.get("n_jobs", 1) != 1:
+        raise SearchError(
+            f"`n_jobs={optimize['n_jobs']}` is not supported: parallel trials would share one Trainer. Remove it, and "
+            "start several processes with the same `storage`, `study_name` and `load_if_exists=True` instead."
+        )
+    directions = {"directions": direction} if isinstance(direction, list) else {"direction": direction}
+    study = optuna.create_study(**directions, **kwargs)
+    study.optimize(lambda trial: _train_optuna_trial(trainer, trial, release), n_trials=n_trials, **optimize)
+    if len(study.directions) > 1:
+        return [best_run(str(trial.number), trial.values, trial.params) for trial in study.best_trials]
+    best = study.best_trial
+    return best_run(str(best.number), best.value, best.params)
+
+
+def _train_optuna_trial(
+    trainer: Trainer, trial: optuna.Trial, release: Callable[[Trainer], None]
+) -> float | list[float]:
+    """Train with the hyperparameters of ``trial`` and return the objective of the last evaluation."""
+    trainer.objective = None
+    try:
+        trainer.train(trial=trial)
+        if trainer.objective is None:
+            trainer.objective = trainer.compute_objective(trainer.evaluate())
+        objective: float | list[float] = trainer.objective
+        return objective
+    finally:
+        release(trainer)
+
+
+def report_to_optuna(trainer: Trainer, trial: optuna.Trial, step: int, metrics: dict[str, float]) -> None:
+    """Report the objective at update step ``step`` to optuna; stop the training if the pruner says so.
+
+    Nothing is reported for several objectives, which optuna cannot prune, or for a trial without a study.
+
+    Raises:
+        optuna.TrialPruned: If the trial is pruned, after ``on_train_end``.
+    """
+    optuna = require_package("optuna", extra="optuna", purpose="`hyperparameter_search(backend='optuna')`")
+    if not hasattr(trial, "study") or len(trial.study.directions) > 1:
+        return
+    trial.report(trainer.objective, step)
+    if trial.should_prune():
+        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        raise optuna.TrialPruned(f"Pruned at update step {step}: the objective was {trainer.objective}.")
+
+
+# The Ray Tune backend: each trial runs in a process of Ray.
+
+
+_REPORT_DRIVEN = ("AsyncHyperBandScheduler", "HyperBandForBOHB", "MedianStoppingRule", "PopulationBasedTraining")
+"""Schedulers that stop or change trials depending on the metrics reported during training."""
+
+
+def _tune() -> ModuleType:
+    return require_package("ray.tune", extra="ray", purpose="`hyperparameter_search(backend='ray')`")
+
+
+def run_ray(
+    trainer: Trainer,
+    n_trials: int,
+    direction: str | list[str],
+    release: Callable[[Trainer], None],
+    **kwargs: Any,
+) -> BestRun:
+    """Return the best of ``n_trials`` trials, each run by a copy of ``trainer``.
+
+    Args:
+        trainer: A Trainer with a ``model_init``; it has no model afterwards.
+        n_trials: Trials to sample from ``trainer.hp_space``.
+        direction: ``"minimize"`` or ``"maximize"``.
+        release: Frees the trainer's model, so that the next trial has the memory.
+        **kwargs: Keywords of ``ray.tune.run``. Default of ``resources_per_trial``: one CPU, and one GPU if the
+            Trainer uses one; of ``progress_reporter``: a ``CLIReporter`` that shows the objective.
+
+    Raises:
+        SearchError: If there are several directions; if the scheduler needs metrics during training and nothing is
+            evaluated then; if no trial reported an objective.
+    """
+    if isinstance(direction, list):
+        raise SearchError(f"`direction={direction!r}`: Ray Tune supports one objective only; use `backend='optuna'`.")
+    tune = _tune()
+    _check_scheduler(kwargs.get("scheduler"), trainer.args)
+    kwargs.setdefault("resources_per_trial", {"cpu": 1, **({"gpu": 1} if trainer.args.n_gpu > 0 else {})})
+    kwargs.setdefault("progress_reporter", tune.CLIReporter(metric_columns=["objective"]))
+    release(trainer)
+    trainable = tune.with_parameters(_train_ray_trial, trainer=_picklable_copy(trainer))
+    analysis = tune.run(trainable, config=trainer.hp_space(None), num_samples=n_trials, **kwargs)
+    best = analysis.get_best_trial(metric="objective", mode=direction[:3], scope=_scope(trainer.args))
+    if best is None:
+        raise SearchError(f"No trial reported an objective: see Ray's logs in `{analysis.experiment_path}`.")
+    return best_run(best.trial_id, best.last_result["objective"], best.config, analysis)
+
+
+def _scope(args: TrainingArguments) -> str:
+    """Return which reports of a trial count: ``ray_scope``, in newer releases the environment variable RAY_SCOPE."""
+    args = for_run(args)
+    scope = args.ray_scope
+    return scope if scope not in (None, "last") else os.environ.get("RAY_SCOPE", "last")
+
+
+def _check_scheduler(scheduler: object, args: TrainingArguments) -> None:
+    names = {base.__name__ for base in type(scheduler).__mro__}
+    evaluates, strategy = args.do_eval, args.eval_strategy
+    if names.isdisjoint(_REPORT_DRIVEN) or (evaluates and strategy != "no"):
+        return
+    shown = getattr(strategy, "value", strategy)
+    raise SearchError(
+        f"`scheduler={type(scheduler).__name__}(...)` needs metrics during training, but nothing is evaluated then "
+        f"(`do_eval={evaluates}`, `eval_strategy={shown!r}`): set `eval_strategy='steps'`, or "
+        "remove `scheduler`."
+    )
+
+
+def _picklable_copy(trainer: Trainer) -> Trainer:
+    """Return a copy of ``trainer`` without the model, optimizer and loaders of an earlier run."""
+    copied = copy.copy(trainer)
+    copied.callback_handler = copy.copy(trainer.callback_handler)
+    for name in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
+        setattr(copied.callback_handler, name, None)
+    return copied
+
+
+def _train_ray_trial(config: dict[str, Any], trainer: Trainer) -> None:
+    """Train with the hyperparameters in ``config``, from the trial's checkpoint if there is one; report the result."""
+    tune = _tune()
+    if trainer.pop_callback(NotebookProgressCallback) is not None:  # Ray's process has no notebook
+        trainer.add_callback(ProgressCallback)
+    trainer.objective = None
+    checkpoint = tune.get_checkpoint()
+    if checkpoint is None:
+        trainer.train(trial=config)
+    else:
+        trainer.objective = "resumed"  # a trial with no update steps left must not report again
+        with checkpoint.as_directory() as folder:
+            saved = next(Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+            trainer.train(resume_from_checkpoint=str(saved), trial=config)
+    if trainer.objective is None:
+        metrics = trainer.evaluate()
+        trainer.objective = trainer.compute_objective(metrics)
+        _report_to_ray({**metrics, "objective": trainer.objective, "done": True}, trainer, saves=True)
+
+
+def report_to_ray(trainer: Trainer, trial: dict[str, Any], step: int, metrics: dict[str, float]) -> None:
+    """Report the metrics and the objective to Ray Tune, with a checkpoint if one is due."""
+    _report_to_ray({**metrics, "objective": trainer.objective}, trainer, saves=trainer.control.should_save)
+
+
+def _report_to_ray(metrics: dict[str, Any], trainer: Trainer, *, saves: bool) -> None:
+    tune = _tune()
+    with tempfile.TemporaryDirectory() as folder:
+        if saves:
+            trainer._tune_save_checkpoint(checkpoint_dir=folder)
+        tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(folder) if saves else None)
+
+
+def trial_id() -> str:
+    """Return Ray's id of the trial that this process runs."""
+    return str(_tune().get_context().get_trial_id())
+
+
+# The backends of a hyperparameter search: which are installed, how each runs trials, and how a trial is set up.
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The functions of a backend that a search calls."""
+
+    package: str
+    """The package to import."""
+    extra: str
+    """The extra of hf-compat that installs it."""
+    default_space: Callable[[Any], dict[str, Any]]
+    """A trial to its hyperparameters; the default search space."""
+    values: Callable[[Any, Callable[[Any], dict[str, Any]]], dict[str, Any]]
+    """A trial and the user's search space to the hyperparameters of the trial."""
+    run: Callable[..., BestRun | list[BestRun]]
+    """``(trainer, n_trials, direction, release, **kwargs)``: runs the search."""
+    report: Callable[[Any, Any, int, dict[str, float]], None]
+    """``(trainer, trial, update step, metrics)``: called after each evaluation of a trial's training."""
+    run_id: Callable[[Any], str]
+    """A trial to its id, which its folder is named after."""
+
+
+BACKENDS: dict[HPSearchBackend, Backend] = {
+    HPSearchBackend.OPTUNA: Backend(
+        package="optuna",
+        extra="optuna",
+        default_space=default_hp_space_optuna,
+        values=lambda trial, space: space(trial),
+        run=run_optuna,
+        report=report_to_optuna,
+        run_id=lambda trial: str(trial.number),
+    ),
+    HPSearchBackend.RAY: Backend(
+        package="ray.tune",
+        extra="ray",
+        default_space=default_hp_space_ray,
+        values=lambda trial, space: {name: value for name, value in trial.items() if name != "wandb"},
+        run=run_ray,
+        report=report_to_ray,
+        run_id=lambda trial: trial_id(),
+    ),
+}
+"""The supported backends; without ``backend``, the first one that is installed is used."""
+
+
+def choose_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
+    """Return ``wanted``, or by default the first backend that is installed.
+
+    Raises:
+        NotSupportedError: If ``wanted`` is a backend of transformers that is not supported.
+        SearchError: If ``wanted``, or all backends, are not installed.
+        ValueError: If ``wanted`` is not a backend.
+    """
+    if wanted is None:
+        return _first_installed()
+    chosen = HPSearchBackend(wanted)
+    if chosen not in BACKENDS:
+        raise NotSupportedError(
+            f"`backend={chosen.value!r}` is not supported: use 'optuna' or 'ray'; a callback can log their trials."
+        )
+    if not is_installed(BACKENDS[chosen].package):
+        raise SearchError(f"`backend={chosen.value!r}` is not installed. Run: {_install(BACKENDS[chosen])}")
+    return chosen
+
+
+def _first_installed() -> HPSearchBackend:
+    for name, backend in BACKENDS.items():
+        if is_installed(backend.package):
+            return name
+    commands = " or: ".join(_install(backend) for backend in BACKENDS.values())
+    raise SearchError(f"`hyperparameter_search`: no supported backend is installed. Run: {commands}")
+
+
+def _install(backend: Backend) -> str:
+    return f'pip install "hf-compat[{backend.extra}]"'
+
+
+def run_id(backend: HPSearchBackend, trial: Trial) -> str:
+    """Return the id of ``trial``, which its folder is named after."""
+    return BACKENDS[backend].run_id(trial)
+
+
+def apply_values(args: TrainingArguments, values: Mapping[str, Any], semantics: Semantics) -> None:
+    """Set each value on ``args``, cast to the type of the current value.
+
+    A name that ``args`` does not have is ignored with a warning. Values that only an earlier trial set are kept.
+
+    Raises:
+        ArgumentsError: If ``args`` is then invalid; the error lists all problems.
+    """
+    problems = []
+    for name, value in values.items():
+        if not hasattr(args, name):
+            text = "The trial's `%s=%r` is ignored: there is no corresponding field in `TrainingArguments`."
+            logger.warning(text, name, value)
+            continue
+        current = getattr(args, name)
+        try:
+            setattr(args, name, value if current is None else type(current)(value))
+        except (TypeError, ValueError) as error:
+            problems.append(Problem(name, value, f"a trial cannot set it: {error}"))
+    raise_all([*problems, *find_problems(args, semantics)])

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_compat.arguments import TrainingArguments
+from hf_compat.arguments.training_arguments import TrainingArguments
 from hf_compat.errors import ArgumentsError, ModelError
-from hf_compat.evaluation.results import PredictionOutput
 from hf_compat.trainer.loss import computing_loss
+from hf_compat.trainer.outputs import PredictionOutput
 from hf_compat.trainer.trainer import Trainer
-
-__all__ = ["Seq2SeqTrainer"]
 
 
 class Seq2SeqTrainer(Trainer):

@@ -10,63 +10,130 @@ import contextlib
 import copy
 import functools
 import itertools
+import logging
 import os
+import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from hf_compat import metrics as metric_files
-from hf_compat.arguments import output_folder, process_facts
+from hf_compat.arguments import derived, process_facts
+from hf_compat.arguments.derived import (
+    checkpoints_kept,
+    folder_or_default,
+    is_better,
+    loader_keywords,
+    notes_best_step,
+    order_seed,
+    worst_value,
+)
+from hf_compat.arguments.enums import ParallelMode
 from hf_compat.arguments.parallelism import read_sequence_parallelism
-from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
+from hf_compat.arguments.releases import SINCE, Semantics, for_run, installed_release, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
 from hf_compat.callbacks.handler import fire
+from hf_compat.checkpoint import names, publish, rotation, states, weights
+from hf_compat.checkpoint.publish import final_name
 from hf_compat.checkpoint.writer import CheckpointWriter
-from hf_compat.data import columns
+from hf_compat.data import collators
 from hf_compat.data.collators import default_collator_for
+from hf_compat.data.loader import check_is_loader, outliving
+from hf_compat.data.samplers import TRANSFORMERS_SEED, balanced_sampler, eval_sampler, train_sampler
 from hf_compat.engine.backend import LightningBackend
+from hf_compat.engine.keywords import lightning_callbacks
+from hf_compat.engine.lightning_callbacks import callback_problems
 from hf_compat.engine.moving import move_model
 from hf_compat.engine.run_settings import effective_settings
-from hf_compat.errors import DataError, ModelError
-from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
-from hf_compat.evaluation.session import EvaluationSession
+from hf_compat.engine.strategies.base import replicated
+from hf_compat.errors import DataError, ModelError, ModelInitError, SearchError, TrainerSetupError
 from hf_compat.memory import TrainerMemoryTracker
-from hf_compat.model_facts import count_parameters, parameters_of
-from hf_compat.optim import groups, liger, neftune
+from hf_compat.metrics import has_length
+from hf_compat.model_facts import count_parameters, is_pretrained_model, number_of_arguments, parameters_of
+from hf_compat.optim import model_patches, prepared
+from hf_compat.optim.losses import check_loss
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
-from hf_compat.overriding import WarnOnce, call_as_defined, explain_missing, refuse_overrides_never_called
+from hf_compat.optim.schedulers import steps_on_metric
+from hf_compat.overriding import (
+    WarnOnce,
+    call_as_defined,
+    check_returned,
+    explain_missing,
+    refuse_overrides_never_called,
+)
 from hf_compat.plan import RunPlan, build_plan
 from hf_compat.plan.plan import samples_per_update_step, to_values
-from hf_compat.run import best_model, progress, tokens
-from hf_compat.run.callback_states import load_callback_state
-from hf_compat.run.finishing import finalize_training
-from hf_compat.run.resume import compare_with_checkpoint, init_training_state
-from hf_compat.seeding import seed_run
+from hf_compat.seeding import seed_run, seed_worker
 from hf_compat.special_tokens import align_special_tokens
 from hf_compat.state import TrainerControl, TrainerState
 from hf_compat.trainer import (
     construction,
+    construction as validation,
     evaluation,
     loaders,
     loss,
-    mixed_callbacks,
+    loss as shared_inputs,
     model_files,
-    optimizer_and_schedule,
-    searching,
-    shared_inputs,
+    optimization,
+    progress,
+    progress as tokens,
+    saving as best_model,
     transformers_4,
-    validation,
 )
-from hf_compat.trainer.current_run import View, counts_of, current_run, keep_views, new_run
-from hf_compat.trainer.diagnosis import noting
+from hf_compat.trainer.callbacks import load_callback_state
+from hf_compat.trainer.construction import announce_setup, check_is_model
+from hf_compat.trainer.diagnosis import note_inputs, noting
+from hf_compat.trainer.evaluation import add_speed, check_is_output, forward, ignored_outputs, loop_of
+from hf_compat.trainer.evaluation_session import EvaluationSession
 from hf_compat.trainer.launching import train_in_processes
-from hf_compat.trainer.pushing import Pusher, write_model_card
-from hf_compat.trainer.setup_log import announce_setup
+from hf_compat.trainer.loaders import (
+    FIXED_SEED,
+    batching,
+    check_has_samples,
+    check_is_sampler,
+    length_keywords,
+    warn_of_own_order,
+)
+from hf_compat.trainer.loss import (
+    check_is_context,
+    check_is_named,
+    has_cpu_autocast,
+    loss_of,
+    loss_of_shared_sequences,
+    parts_of_count,
+    scored_labels,
+    shared_count,
+    smoothed_loss,
+    store_past,
+)
+from hf_compat.trainer.model_files import (
+    Pusher,
+    calls_save_on_every_rank,
+    save_beside_weights,
+    state_dict_to_save,
+    write_model_card,
+)
+from hf_compat.trainer.optimization import optimizer_of, scheduler_of
+from hf_compat.trainer.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, nested_detach
+from hf_compat.trainer.resume import compare_with_checkpoint, init_training_state
+from hf_compat.trainer.run import View, counts_of, current_run, keep_views, new_run
+from hf_compat.trainer.saving import checked_output_dir, finalize_training, metric_for_best
+from hf_compat.trainer.searching import (
+    BACKENDS,
+    apply_values,
+    choose_backend,
+    default_compute_objective,
+    release_model,
+    run_id,
+)
 from hf_compat.trainer.transformers_4 import LegacySession
 from hf_compat.upstream_names import CountsCounterparts
 
@@ -78,15 +145,16 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.accelerator import Accelerator
-    from hf_compat.arguments import TrainingArguments
     from hf_compat.arguments.enums import HPSearchBackend
+    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.engine.module import HFModule
     from hf_compat.hub import PushInProgress
-    from hf_compat.run.progress import RunCounters
-    from hf_compat.run.run import TrainingRun
-    from hf_compat.tuning.spaces import BestRun, Trial
+    from hf_compat.trainer.progress import RunCounters
+    from hf_compat.trainer.run import TrainingRun
+    from hf_compat.trainer.searching import BestRun, Trial
 
-__all__ = ["Trainer"]
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer(metaclass=CountsCounterparts):
@@ -246,12 +314,12 @@ class Trainer(metaclass=CountsCounterparts):
         self.model = self.model_wrapped = construction.first_model(self, model)
         self._train_batch_size = self.args.train_batch_size
         if not self.semantics.applies_liger_in_train:
-            liger.apply_if_set(self.model, self.args)
+            model_patches.apply_if_set(self.model, self.args)
         construction.inspect_model(self)
         construction.set_up_callbacks(self, callbacks)
         if self.args.push_to_hub:
             self.init_hf_repo()
-        output_folder.make_output_folder(self.args)
+        derived.make_output_folder(self.args)
         self.control = TrainerControl()
         self.state = construction.initial_state(self)
         fire(self, "on_init_end")
@@ -338,8 +406,33 @@ class Trainer(metaclass=CountsCounterparts):
         validation.validate(self)
 
     def call_model_init(self, trial: Trial | None = None) -> nn.Module:
-        """Return a new model from ``model_init``, called with ``trial`` if it takes an argument."""
-        return construction.call_model_init(self, trial)
+        """Return a new model from ``model_init``, called with ``trial`` if it takes an argument.
+
+        Raises:
+            ModelInitError: If it takes more than one argument, or returns no model.
+        """
+        if self.model_init is None:
+            raise ModelInitError("`model_init=None`: pass a function that returns a model to the Trainer.")
+        if isinstance(self.model_init, nn.Module):
+            name = type(self.model_init).__name__
+            raise ModelInitError(
+                f"`model_init`: {name} is a model, not a function that returns one. Pass it as `model`."
+            )
+        if not callable(self.model_init):
+            raise ModelInitError(
+                f"`model_init={self.model_init!r}` cannot be called. Pass a function that returns a model."
+            )
+        arguments = number_of_arguments(self.model_init)
+        if arguments > 1:
+            raise ModelInitError(f"model_init should have 0 or 1 argument, the trial, but it has {arguments}.")
+        model = self.model_init(trial) if arguments else self.model_init()
+        if model is None:
+            raise ModelInitError("model_init should not return None: return the model.")
+        try:
+            check_is_model(model, "`model_init` returned what is not a model")
+        except ModelError as error:
+            raise ModelInitError(str(error)) from None
+        return model
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Move ``model`` to ``device``, unless it is bitsandbytes' or was loaded with a ``device_map``."""
@@ -349,7 +442,8 @@ class Trainer(metaclass=CountsCounterparts):
         self, model: nn.Module, training: bool = True, dataloader: Iterable[Any] | None = None
     ) -> nn.Module:
         """Return ``model`` in ``DataParallel`` with several GPUs in this process; the strategy wraps it otherwise."""
-        return construction.wrap_model(self, model)
+        is_wrapped = self.accelerator.unwrap_model(model) is not model
+        return model if is_wrapped or self.args.n_gpu < 2 else replicated(model)
 
     def _align_special_tokens(self) -> None:
         """Copy the processing class' special tokens to the model's configurations."""
@@ -358,29 +452,40 @@ class Trainer(metaclass=CountsCounterparts):
     def _activate_neftune(self, model: nn.Module) -> nn.Module:
         """Add NEFTune's noise to the embeddings of ``model``; return the model."""
         assert self.neftune_noise_alpha is not None, "called only if it is set"
-        self.neftune_hook_handle = neftune.activate_neftune(model, self.neftune_noise_alpha)
+        self.neftune_hook_handle = model_patches.activate_neftune(model, self.neftune_noise_alpha)
         return model
 
     def _deactivate_neftune(self, model: nn.Module) -> None:
         """Undo :meth:`_activate_neftune`."""
         if self.neftune_hook_handle is None:
             raise ModelError("Neftune is not activated: call `_activate_neftune` first.")
-        neftune.deactivate_neftune(model, self.neftune_hook_handle)
+        model_patches.deactivate_neftune(model, self.neftune_hook_handle)
         self.neftune_hook_handle = None
 
     # ---- callbacks and logs ----
 
     def add_callback(self, callback: Any) -> None:
         """Append a callback, an instance or a class; Lightning's take part from the next run on."""
-        mixed_callbacks.add_callback(self, callback)
+        backend, found = self.lightning_backend, lightning_callbacks([callback])
+        if not found:
+            self.callback_handler.add_callback(callback)
+            return
+        problems = callback_problems(
+            found, for_run(self.args), shards_model=backend.traits.shards_model, keywords=backend.keywords
+        )
+        if problems:
+            raise TrainerSetupError("\n  ".join(problems))
+        backend.callbacks += found
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove the first callback that is, or is an instance of, ``callback``; return it, None if there is none."""
-        return mixed_callbacks.pop_callback(self, callback)
+        found = self.lightning_backend.pop_callback(callback)
+        return self.callback_handler.pop_callback(callback) if found is None else found
 
     def remove_callback(self, callback: Any) -> None:
         """Remove the first callback that is, or is an instance of, ``callback``."""
-        mixed_callbacks.remove_callback(self, callback)
+        if self.lightning_backend.pop_callback(callback) is None:
+            self.callback_handler.remove_callback(callback)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add epoch and tokens since ``start_time`` to ``logs``, append them to ``log_history``, fire ``on_log``."""
@@ -445,27 +550,77 @@ class Trainer(metaclass=CountsCounterparts):
         dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
         """Return a prepared loader of ``dataset`` without unused columns."""
-        return loaders.build_loader(self, dataset, description, batch_size, sampler_fn, is_training=is_training)
+        check_has_samples(dataset, description)
+        collator = self.data_collator
+        if collators.is_arrow_dataset(dataset):
+            dataset = self._remove_unused_columns(dataset, description=description)
+        else:
+            collator = self._get_collator_with_removed_columns(collator, description=description)
+            check_returned(callable(collator), collator, "_get_collator_with_removed_columns", "a collator")
+        args = for_run(self.args)
+        settings = {"collate_fn": collator, **loader_keywords(args)}
+        if isinstance(dataset, IterableDataset):
+            settings["batch_size"] = batch_size
+            if is_training:
+                warn_of_own_order(args.train_sampling_strategy)
+        else:
+            named = ("train_dataset" if is_training else "eval_dataset", dataset)
+            sampler = call_as_defined(sampler_fn, named) if sampler_fn is not None else None
+            check_is_sampler(self, sampler, sampler_fn)
+            settings |= batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
+            if is_training:
+                settings["worker_init_fn"] = partial(
+                    seed_worker, num_workers=settings["num_workers"], rank=self.accelerator.data_parallel_rank
+                )
+        loader: DataLoader[Any] = self.accelerator.prepare(DataLoader(dataset, **settings))
+        return loader
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
         """Return the sampler of ``train_sampling_strategy``; None for a dataset without length."""
-        return loaders.choose_train_sampler(self, train_dataset)
+        args = for_run(self.args)
+        strategy, steps = args.train_sampling_strategy, args.gradient_accumulation_steps
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if dataset is not None and not has_length(dataset):
+            warn_of_own_order(strategy)
+            return None
+        size, measured = args.train_batch_size, length_keywords(self, args)
+        if strategy == "batch_rebalance":
+            is_fixed = self.semantics.balances_by_fixed_seed
+            if is_fixed:
+                self.warn_once(FIXED_SEED.format(args.per_device_train_batch_size))
+            return balanced_sampler(
+                dataset,
+                self.run_counters.train_batch_size if args.auto_find_batch_size else size,
+                steps,
+                ranks=(self.accelerator.data_parallel_rank, self.accelerator.data_parallel_size),
+                drop_last=args.dataloader_drop_last,
+                seed=TRANSFORMERS_SEED if is_fixed else order_seed(args),
+                **measured,
+            )
+        return train_sampler(dataset, strategy, size * steps, **measured)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[Any] | None:
         """Return the evaluation sampler: sequential, or by length if training groups by length."""
-        return loaders.choose_eval_sampler(self, eval_dataset)
+        args = for_run(self.args)
+        return eval_sampler(
+            eval_dataset,
+            args.train_sampling_strategy,
+            args.eval_batch_size,
+            **length_keywords(self, args),
+            seed=order_seed(args) if self.semantics.eval_grouping_has_own_generator else None,
+        )
 
     def _set_signature_columns_if_needed(self) -> None:
         """Set ``_signature_columns`` to the columns that the model takes."""
         if self._signature_columns is None:
-            self._signature_columns = columns.signature_columns(self.model, self.label_names)
+            self._signature_columns = collators.signature_columns(self.model, self.label_names)
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """Return ``dataset`` without unused columns."""
         if not self.args.remove_unused_columns:
             return dataset
         self._set_signature_columns_if_needed()
-        return columns.remove_unused_columns(dataset, self._signature_columns or [], description)
+        return collators.remove_unused_columns(dataset, self._signature_columns or [], description)
 
     def _get_collator_with_removed_columns(
         self, data_collator: Callable[[list[Any]], Any], description: str | None = None
@@ -475,7 +630,7 @@ class Trainer(metaclass=CountsCounterparts):
             return data_collator
         self._set_signature_columns_if_needed()
         names, model_name = self._signature_columns or [], type(self.model).__name__
-        return columns.RemoveColumnsCollator(data_collator, names, columns.logger, model_name, description)
+        return collators.RemoveColumnsCollator(data_collator, names, collators.logger, model_name, description)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of samples in ``dataloader``, estimated from its batches for a dataset without length."""
@@ -493,12 +648,12 @@ class Trainer(metaclass=CountsCounterparts):
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Set and return ``optimizer``: the one passed in, or ``args.optim`` with and without weight decay."""
-        optimizer_and_schedule.create_optimizer(self, model)
+        optimization.create_optimizer(self, model)
         return self.optimizer  # type: ignore[return-value]  # which is set now
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """Set and return ``lr_scheduler``, the ``optimizer``'s for ``num_training_steps``, unless one was passed in."""
-        optimizer_and_schedule.create_scheduler(self, num_training_steps, optimizer)
+        optimization.create_scheduler(self, num_training_steps, optimizer)
         return self.lr_scheduler  # type: ignore[return-value]  # which is set now
 
     @staticmethod
@@ -510,19 +665,26 @@ class Trainer(metaclass=CountsCounterparts):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the names of parameters with weight decay: all except biases and those of normalisation layers."""
-        return groups.decay_parameter_names(model)
+        return prepared.decay_parameter_names(model)
 
     def get_learning_rates(self) -> list[float]:
         """Return the learning rate of each parameter group."""
-        return [group["lr"] for group in optimizer_and_schedule.optimizer_of(self).param_groups]
+        return [group["lr"] for group in optimization.optimizer_of(self).param_groups]
 
     def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> dict[str, Any] | list[Any] | None:
         """Return the parameter group of ``param``, or the parameters of all groups."""
-        return optimizer_and_schedule.optimizer_group(self, param)
+        groups = optimizer_of(self).param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        return next((group for group in groups if any(item is param for item in group["params"])), None)
 
     def _get_learning_rate(self) -> float:
         """Return the current learning rate of the first parameter group."""
-        return optimizer_and_schedule.learning_rate(self)
+        scheduler = scheduler_of(self)
+        rate: Any = (
+            optimizer_of(self).param_groups[0]["lr"] if steps_on_metric(scheduler) else scheduler.get_last_lr()[0]
+        )
+        return rate.item() if isinstance(rate, Tensor) else rate
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         """Clip the total gradient norm to ``max_grad_norm``; return it before clipping."""
@@ -612,7 +774,23 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
         """Return the number of scored labels in ``batch_samples``, ``()``; None if there are none or it is not used."""
-        return loss.count_items(self, batch_samples, device)
+        is_used = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        if not batch_samples:
+            return None
+        if isinstance(batch_samples[0], Tensor) or not (
+            hasattr(batch_samples[0], "__iter__") or hasattr(batch_samples[0], "__contains__")
+        ):
+            check_is_named(batch_samples[0])
+        if "labels" not in batch_samples[0] or not is_used:
+            return None
+        try:
+            count = sum(scored_labels(self, batch).ne(-100).sum() for batch in batch_samples)
+        except (TypeError, AttributeError):  # labels that are not tensors, as in object detection
+            return None
+        if isinstance(count, Tensor):
+            scored, parts = shared_count(self, count.to(device)), parts_of_count(self)
+            return scored / parts if self.semantics.item_count_is_float else scored // parts
+        return int(count)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
@@ -659,19 +837,51 @@ class Trainer(metaclass=CountsCounterparts):
         Raises:
             ModelError: If the model returns no loss.
         """
-        return loss.compute_loss(
-            self, model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-        )
+        group = self.lightning_backend.strategy.sequence_group
+        if group is not None and self.model.training:
+            return loss_of_shared_sequences(model, inputs, group, return_outputs=return_outputs)
+        if not isinstance(inputs, dict):
+            check_is_named(inputs)
+        own_loss = self.label_smoother is not None or self.compute_loss_func is not None
+        labels = inputs.pop("labels") if own_loss and "labels" in inputs else None
+        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+            inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+        outputs = model(**inputs)
+        args = for_run(self.args)
+        if args.past_index >= 0:
+            store_past(self, outputs)
+        if self.compute_loss_func is not None:
+            if labels is None:
+                text = "`compute_loss_func` is defined but `labels=None`: batches have no `labels`, it is called with "
+                self.warn_once.in_log(logger, f"{text}None.")
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+            check_loss(loss, "`compute_loss_func`")
+        elif labels is not None:
+            loss = smoothed_loss(self, model, outputs, inputs, labels, num_items_in_batch)
+        else:
+            loss = loss_of(self, outputs, inputs)
+        by_count = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        if self.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
+            # Gradients are averaged over ranks, the loss over replicas. In place: the outputs have this loss, too.
+            loss *= max(self.lightning_backend.process_layout.loss_group_size, self.args.n_gpu)
+        return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
         """Return the context for computing the loss; autocast is around the model's forward already."""
-        return loss.loss_context(self)
+        stack = contextlib.ExitStack()
+        context = self.autocast_smart_context_manager()
+        check_is_context(context, "autocast_smart_context_manager")
+        if not isinstance(context, contextlib.nullcontext):
+            stack.enter_context(context)
+        return stack
 
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> contextlib.AbstractContextManager[Any]:
         """Return the autocast of ``compute_loss``, besides that of the forward pass; ``cache_enabled`` is torch's."""
-        return loss.autocast_around_loss(self, cache_enabled)
+        if has_cpu_autocast(self):
+            return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
+        return contextlib.nullcontext()
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the floating-point operations of a step with the batch ``inputs``; 0 without an estimate."""
@@ -733,7 +943,37 @@ class Trainer(metaclass=CountsCounterparts):
         Raises:
             DataError: If there is no dataset.
         """
-        return evaluation.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
+        given = eval_dataset is not None
+        eval_dataset = eval_dataset if given else self.eval_dataset
+        if isinstance(eval_dataset, dict):
+            metrics: dict[str, float] = {}
+            for name, dataset in eval_dataset.items():
+                metrics |= call_as_defined(
+                    self.evaluate,
+                    eval_dataset=dataset if given else name,
+                    ignore_keys=ignore_keys,
+                    metric_key_prefix=f"{metric_key_prefix}_{name}",
+                )
+            return metrics
+        with self.run_counters.memory.measure("eval"), outliving([signal.SIGTERM]):  # kept workers may go on in a run
+            loader = self.get_eval_dataloader(eval_dataset)
+            check_is_loader(loader, "`get_eval_dataloader`")
+            start_time = time.time()
+            output: EvalLoopOutput = call_as_defined(
+                loop_of(self),
+                ("dataloader", loader),
+                description="Evaluation",
+                prediction_loss_only=True if self.compute_metrics is None else None,
+                ignore_keys=ignore_keys,
+                metric_key_prefix=metric_key_prefix,
+            )
+            check_is_output(self, output)
+            add_speed(self, output, metric_key_prefix, start_time)
+            if self.lightning_backend.sanity_batches is None:
+                self.log(output.metrics)
+                fire(self, "on_evaluate", output.metrics)
+            self.run_counters.memory.stop_and_update_metrics(output.metrics, "eval")
+        return output.metrics
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
@@ -748,7 +988,22 @@ class Trainer(metaclass=CountsCounterparts):
         Returns:
             Arrays of ``(samples, ...)``, padded with -100 on the right if lengths differ.
         """
-        return evaluation.predict(self, test_dataset, ignore_keys, metric_key_prefix)
+        with self.run_counters.memory.measure("test"), outliving([signal.SIGTERM]):
+            loader = self.get_test_dataloader(test_dataset)
+            check_is_loader(loader, "`get_test_dataloader`")
+            start_time = time.time()
+            output: EvalLoopOutput = call_as_defined(
+                loop_of(self),
+                ("dataloader", loader),
+                description="Prediction",
+                ignore_keys=ignore_keys,
+                metric_key_prefix=metric_key_prefix,
+            )
+            check_is_output(self, output)
+            add_speed(self, output, metric_key_prefix, start_time)
+            fire(self, "on_predict", output.metrics)
+            self.run_counters.memory.stop_and_update_metrics(output.metrics, "test")
+        return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=output.metrics)
 
     def evaluation_loop(
         self,
@@ -786,7 +1041,36 @@ class Trainer(metaclass=CountsCounterparts):
             ignore_keys: Excluded outputs. Default: those in the model's configuration, else ``cache``, the key-value
                 cache, which was ``past_key_values`` before transformers 5.24.
         """
-        return evaluation.prediction_step(self, model, inputs, prediction_loss_only, ignore_keys)
+        check_is_named(inputs)
+        names = self.label_names
+        has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
+        returns_loss = inputs.get("return_loss")
+        returns_loss = self.can_return_loss if returns_loss is None else returns_loss
+        scored = has_labels or (not names and bool(returns_loss))
+        inputs = self._prepare_inputs(inputs)
+        ignored = ignored_outputs(self, ignore_keys)
+        # Before the loss is computed, which may remove them from the inputs.
+        labels = nested_detach(tuple(inputs.get(name) for name in names)) if scored else None
+        if labels is not None and len(labels) == 1:
+            labels = labels[0]
+        skips = scored and prediction_loss_only and self.semantics.liger_skips_unused_logits
+        if skips and self.args.use_liger_kernel:
+            inputs = {**inputs, "skip_logits": True}
+        try:
+            with torch.no_grad():
+                loss, outputs = forward(self, model, inputs, scored)
+        except Exception as error:
+            note_inputs(error, self, inputs)
+            raise
+        if prediction_loss_only:
+            return loss, None, None
+        if isinstance(outputs, dict):
+            hidden = [*ignored, "loss"] if scored else ignored
+            logits: Any = tuple(value for name, value in outputs.items() if name not in hidden)
+        else:
+            logits = outputs[1:] if scored else outputs
+        logits = shared_inputs.whole(self, inputs, nested_detach(logits)) if scored else nested_detach(logits)
+        return loss, logits[0] if len(logits) == 1 else logits, labels
 
     def torch_jit_model_eval(self, model: nn.Module, dataloader: Iterable[Any] | None, training: bool = False) -> Any:
         """Return ``model`` traced with the first batch of ``dataloader``; ``model`` in training or if that fails."""
@@ -805,7 +1089,33 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save model, processing class and arguments to ``output_dir``."""
-        model_files.save_weights(self, output_dir, state_dict)
+        writes = self.args.should_save
+        if state_dict is None and self.lightning_backend.strategy.saves_on_every_rank:
+            state_dict = state_dict_to_save(self, writes=writes)
+        if not writes and calls_save_on_every_rank(self):
+            return
+        folder = Path(folder_or_default(self.args, output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        logger.info("Saving model checkpoint to %s", final_name(str(folder)))
+        model, file_writer = self.accelerator.unwrap_model(self.model), self.checkpoint_writer.file_writer
+        args = for_run(self.args)
+        options: dict[str, Any] = {"safe_serialization": args.save_safetensors}
+        if installed_release() >= SINCE["names_main_process"]:
+            options["is_main_process"] = True
+        if not weights.reads_state_dict_alone(model):
+            weights.save_weights(model, folder, state_dict=state_dict, **options)
+        else:
+            # Together with the optimizer's state, unless memory was taken for the weights: more would be for the state.
+            write = file_writer.concurrently if state_dict is None else file_writer
+            write(
+                weights.save_weights,
+                # While it is written, training may change the modules and the configuration of a transformers model.
+                file_writer.shell_of(model) if is_pretrained_model(model) else model,
+                folder,
+                state_dict=file_writer.state_of(model) if state_dict is None else file_writer.snapshot(state_dict),
+                **options,
+            )
+        save_beside_weights(self, folder)
 
     def _save_checkpoint(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save ``checkpoint-<update step>``, which appears only when it is complete; then rotate checkpoints.
@@ -821,23 +1131,54 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _save_scaler(self, output_dir: str) -> None:
         """Save the gradient scaler's ``scaler.pt`` in an fp16 run."""
-        model_files.save_scaler(self, output_dir)
+        scaler = self.accelerator.scaler
+        if scaler is not None and self.args.should_save:
+            states.save_state_file(
+                scaler, output_dir, names.SCALER_NAME, file_writer=self.checkpoint_writer.file_writer
+            )
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random states of Python, numpy and torch."""
-        model_files.save_rng_state(self, output_dir)
+        launch = self.lightning_backend.process_layout.launch
+        distributed = self.args.parallel_mode == ParallelMode.DISTRIBUTED
+        states.save_rng_state(output_dir, rank=launch.rank, world_size=launch.world_size, distributed=distributed)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
-        model_files.rotate_checkpoints(self, output_dir)
+        writer, best, limit = self.checkpoint_writer, self.state.best_model_checkpoint, checkpoints_kept(self.args)
+        if limit is not None:
+            rotation.rotate(
+                folder_or_default(self.args, output_dir),
+                limit=limit,
+                best=None if best is None else writer.begun_in / best,
+                protects_newest=self.semantics.rotation_protects_newest,
+                owned=writer.owned,
+                remover=writer.remover if self.is_in_train else None,
+            )
 
     def _get_output_dir(self, trial: Trial | None = None) -> str:
         """Return the folder of this run's checkpoints; each trial has its own."""
-        return searching.output_dir(self, trial)
+        folder: str = self.args.output_dir
+        if self.hp_search_backend is None or trial is None:
+            return folder
+
+        name = f"run-{run_id(self.hp_search_backend, trial)}" if self.hp_name is None else self.hp_name(trial)
+        return os.path.join(folder, name)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Trial | None) -> bool:
         """Return whether this evaluation is strictly better than all previous ones; if so, store it in the state."""
-        return best_model.determine_best_metric(self, metrics)
+        args, state = self.args, self.state
+        if args.metric_for_best_model is None:
+            return False
+        value = metric_for_best(args, metrics)
+        if state.best_metric is None:
+            state.best_metric = worst_value(args)
+        if not is_better(args, value, state.best_metric):
+            return False
+        state.best_metric = value
+        if notes_best_step(args, self.semantics):
+            state.best_global_step = state.global_step
+        return True
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint, if it still exists."""
@@ -856,15 +1197,38 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load the states of optimizer and schedule if ``checkpoint`` has both."""
-        model_files.load_optimizer_and_scheduler(self, checkpoint)
+        if checkpoint is None:
+            return
+        strategy = self.lightning_backend.strategy
+        if strategy.has_optimizer(checkpoint):
+            optimizer = optimizer_of(self)
+            restores = self.semantics.corrected and strategy.engine is None
+            file = Path(checkpoint, names.OPTIMIZER_NAME)
+            with states.loads_all(optimizer, file) if restores else nullcontext():
+                strategy.load_optimizer(optimizer, checkpoint)
+            if not strategy.saves_scheduler:
+                states.load_state_file(scheduler_of(self), checkpoint, names.SCHEDULER_NAME)
+        elif states.exists(Path(checkpoint)):
+            logger.warning(
+                "`%s` has no `%s`, without which the optimizer's state is not loaded either, as with transformers: "
+                "both start anew.",
+                checkpoint,
+                names.SCHEDULER_NAME,
+            )
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the gradient scaler's state if ``checkpoint`` has one."""
-        model_files.load_scaler(self, checkpoint)
+        scaler = self.accelerator.scaler
+        if checkpoint is None or scaler is None:
+            return
+        if Path(checkpoint, names.SCALER_NAME).is_file():
+            states.load_state_file(scaler, checkpoint, names.SCALER_NAME)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore the random states if ``checkpoint`` has them."""
-        model_files.load_rng_state(self, checkpoint)
+        if checkpoint is not None:
+            launch = self.lightning_backend.process_layout.launch
+            states.load_rng_state(checkpoint, rank=launch.rank, world_size=launch.world_size)
 
     def _load_callback_state(self) -> None:
         """Replace the exportable callbacks by new ones with their saved states, if the arguments say so."""
@@ -974,17 +1338,54 @@ class Trainer(metaclass=CountsCounterparts):
             NotSupportedError: If ``backend`` is not supported.
             SearchError: If there is no ``model_init``, or the library is not installed or does not support an argument.
         """
-        return searching.search(
-            self, hp_space, compute_objective, n_trials, direction, backend, hp_name, settings=kwargs
-        )
+        chosen = choose_backend(backend)
+        if self.model_init is None:
+            raise SearchError(
+                "`model_init=None`: for a search you need to pass your model through a model_init function, which "
+                "creates a new one for each trial."
+            )
+        world_size = self.args.world_size
+        if world_size > 1:
+            raise SearchError(
+                f"`hyperparameter_search` is not supported with world size {world_size}. Start a single "
+                "process, or use `backend='ray'`, which distributes the trials."
+            )
+        start = self.lightning_backend.process_layout.start
+        if start is not None:
+            raise SearchError(
+                f"`hyperparameter_search` is not supported with `lightning`'s `strategy`, which starts "
+                f"{start.processes} processes. Do not pass `strategy`."
+            )
+        self.hp_space = BACKENDS[chosen].default_space if hp_space is None else hp_space
+        self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
+        self.hp_name = hp_name
+        self.hp_search_backend = chosen
+        try:
+            return BACKENDS[chosen].run(self, n_trials, direction, release_model, **kwargs)
+        finally:
+            self.hp_search_backend = None
 
     def _hp_search_setup(self, trial: Trial | None) -> None:
         """Set ``args`` to the values of ``trial``."""
-        searching.set_up_trial(self, trial)
+        self.run_counters.trial = trial
+        if self.hp_search_backend is None or trial is None:
+            return
+
+        values = BACKENDS[self.hp_search_backend].values(trial, self.hp_space)
+        apply_values(self.args, values, self.semantics)
+        logger.info("Trial: %s", values)
+        self.run_counters.train_batch_size = self.args.train_batch_size
+        self.create_accelerator_and_postprocess()
+        if self.args.should_save:
+            publish.clean_orphans(checked_output_dir(self._get_output_dir(trial)))
 
     def _report_to_hp_search(self, trial: Trial | None, step: int, metrics: dict[str, float]) -> None:
         """Report the metrics at update step ``step`` to the search library, which may stop the trial."""
-        searching.report(self, trial, step, metrics)
+        if self.hp_search_backend is None or trial is None:
+            return
+
+        self.objective = self.compute_objective(dict(metrics))
+        BACKENDS[self.hp_search_backend].report(self, trial, step, metrics)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save a checkpoint to ``checkpoint_dir`` from which Ray can resume the trial."""
@@ -1016,5 +1417,5 @@ class Trainer(metaclass=CountsCounterparts):
         use_mtime: bool = False,
     ) -> list[str]:
         """Return the checkpoint folders in ``output_dir``, oldest first, the best one next to last."""
-        folder, best = output_folder.folder_or_default(self.args, output_dir), self.state.best_model_checkpoint
+        folder, best = derived.folder_or_default(self.args, output_dir), self.state.best_model_checkpoint
         return transformers_4.sorted_checkpoints(folder, best, checkpoint_prefix=checkpoint_prefix, use_mtime=use_mtime)

@@ -16,25 +16,16 @@ from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
 from hf_compat.errors import CheckpointError, DataError, NotSupportedError, TrainerSetupError, UnknownArgumentError
-from hf_compat.evaluation.accumulate import EvalAccumulator
-from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length
 from hf_compat.nested import Nested
+from hf_compat.trainer.evaluation_session import EvaluationSession
+from hf_compat.trainer.outputs import EvalAccumulator
 
 if TYPE_CHECKING:
-    from hf_compat.arguments import TrainingArguments
-    from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
+    from hf_compat.arguments.deepspeed import DeepSpeedPlugin
+    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = [
-    "LegacySession",
-    "by_old_name",
-    "count_tokens",
-    "propagate_args_to_deepspeed",
-    "resume_argument",
-    "save_on_tpu",
-    "sorted_checkpoints",
-]
 
 logger = logging.getLogger(__name__)
 

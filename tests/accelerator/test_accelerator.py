@@ -7,8 +7,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.accelerator import Accelerator
 from hf_compat.accelerator.plugins import FsdpVersion
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.deepspeed.config import HfTrainerDeepSpeedConfig
-from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
+from hf_compat.arguments.deepspeed import DeepSpeedPlugin, HfTrainerDeepSpeedConfig
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import RunState
 from tests.support.helpers import ListDataset, PlainModel, vector_rows

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.accelerator.refused import FIXED, REFUSED
+from hf_compat.accelerator.plugins import FIXED, REFUSED
 from hf_compat.errors import CheckpointError, ModelError, NotSupportedError
 from tests.support.accelerator_members import CALLS, OF_GRADIENTS, VALUES, answers, linear, plain
 from tests.support.helpers import ListDataset, PlainModel, vector_rows

@@ -7,9 +7,9 @@ from packaging.version import Version
 
 import hf_compat
 from hf_compat.arguments import TrainingArguments
-from hf_compat.arguments.fields.aliases import ALIASES, checkpointing_keywords, checkpoints_activations
-from hf_compat.arguments.fields.rules import FIELD_RULES
-from hf_compat.arguments.releases.fields import is_field_of
+from hf_compat.arguments.field_rules import FIELD_RULES
+from hf_compat.arguments.fields import ALIASES, checkpointing_keywords, checkpoints_activations
+from hf_compat.arguments.releases import is_field_of
 from hf_compat.errors import HFCompatWarning
 
 RELEASES = ["4.57.6", "5.24.0"]

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.best_metric import is_better, notes_best_step, worst_value
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.derived import is_better, notes_best_step, worst_value
+from hf_compat.arguments.releases import resolve_semantics
 
 NEW, OLD = resolve_semantics("5.24"), resolve_semantics("4.57")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.cadence import due_by, epochs_to_train, evaluates_in_training, saves_checkpoints
+from hf_compat.arguments.derived import due_by, epochs_to_train, evaluates_in_training, saves_checkpoints
 
 
 def arguments(**fields):

@@ -5,9 +5,8 @@ from datetime import timedelta
 import numpy
 import pytest
 
-from hf_compat.arguments import TrainingArguments
-from hf_compat.arguments.checking import checks
-from hf_compat.arguments.checking.trackers import reports_by_default
+from hf_compat.arguments import TrainingArguments, checks
+from hf_compat.arguments.checks import reports_by_default
 from hf_compat.errors import ArgumentsError, UnknownArgumentError, UnsupportedArgumentsError
 from tests.support.helpers import RELEASE_4, RELEASE_5
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.compilation import compile_keywords
+from hf_compat.arguments.derived import compile_keywords
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from torch.utils.data import DataLoader
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.data_loading import loader_keywords, order_seed
+from hf_compat.arguments.derived import loader_keywords, order_seed
 
 
 def test_keywords_are_those_of_a_data_loader():

@@ -17,10 +17,9 @@ import pytest
 
 from hf_compat import HfDeepSpeedConfig, TrainingArguments
 from hf_compat.arguments import from_transformers
-from hf_compat.arguments.deepspeed.config import HfTrainerDeepSpeedConfig
-from hf_compat.arguments.deepspeed.contradictions import config_contradictions, field_contradictions
-from hf_compat.arguments.deepspeed.requested import autotp_size, config_in_use, uses_deepspeed
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.checks import config_contradictions, field_contradictions
+from hf_compat.arguments.deepspeed import HfTrainerDeepSpeedConfig, autotp_size, config_in_use, uses_deepspeed
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.distributed.processes import leave_processes
 from hf_compat.errors import ArgumentsError, HFCompatWarning, MissingPackageError
 from tests.support.helpers import PlainModel, gpt2

@@ -7,7 +7,7 @@ import pytest
 
 from hf_compat.arguments import enums
 from hf_compat.arguments.enums import ExplicitEnum, IntervalStrategy, OptimizerNames
-from hf_compat.arguments.fields.defaults import LOG_LEVELS
+from hf_compat.arguments.releases import LOG_LEVELS
 from tests.support.paths import FACTS_FOLDER
 
 FACTS = json.loads((FACTS_FOLDER / "training_arguments.json").read_text(encoding="utf-8"))

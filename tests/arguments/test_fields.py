@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_compat.arguments import FIELD_RULES, AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.arguments.checking import checks
-from hf_compat.arguments.fields.aliases import ALIASES
-from hf_compat.arguments.fields.defaults import defaults
+from hf_compat.arguments import FIELD_RULES, AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments, checks
+from hf_compat.arguments.fields import ALIASES
+from hf_compat.arguments.releases import defaults
 from hf_compat.errors import UnknownArgumentError, UnsupportedArgumentsError
 from tests.support.helpers import RELEASE_4, RELEASE_5
 from tests.support.paths import FACTS_FOLDER

@@ -9,11 +9,17 @@ import torch
 from packaging.version import Version
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.fsdp.fsdp_checks import device_limits, node_limits
-from hf_compat.arguments.fsdp.keys import KEYS
-from hf_compat.arguments.fsdp.settings import LOADING_VARIABLE, USE_VARIABLE, FsdpSettings, read_fsdp
+from hf_compat.arguments.fsdp import (
+    KEYS,
+    LOADING_VARIABLE,
+    USE_VARIABLE,
+    FsdpSettings,
+    device_limits,
+    node_limits,
+    read_fsdp,
+)
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.strategies.fsdp.sharding import fsdp_units
+from hf_compat.engine.strategies.sharding import fsdp_units
 from hf_compat.errors import ArgumentsError
 
 transformers = pytest.importorskip("transformers")

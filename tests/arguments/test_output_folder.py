@@ -3,7 +3,7 @@
 import pytest
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.output_folder import checkpoints_kept, folder_or_default, make_output_folder
+from hf_compat.arguments.derived import checkpoints_kept, folder_or_default, make_output_folder
 from hf_compat.errors import OutputFolderError
 
 SECOND_RANK = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}

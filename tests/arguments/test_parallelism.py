@@ -7,7 +7,7 @@ import torch
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.parallelism import _OTHERS, _SIZES, ParallelSizes, read_parallelism
-from hf_compat.arguments.parallelism_handlers import HANDLERS
+from hf_compat.arguments.sequence_parallelism import HANDLERS
 from hf_compat.errors import ArgumentsError, HFCompatWarning, UnsupportedArgumentsError
 from tests.support.helpers import PlainModel
 

@@ -12,9 +12,15 @@ from packaging.version import Version
 import hf_compat
 from hf_compat import Trainer
 from hf_compat.arguments import TrainingArguments, from_transformers
-from hf_compat.arguments.fields.defaults import defaults
-from hf_compat.arguments.releases.fields import ADDED, DROPPED, OWN_FIELDS, is_field_of
-from hf_compat.arguments.releases.semantics import NEWEST_RELEASE, resolve_semantics
+from hf_compat.arguments.releases import (
+    ADDED,
+    DROPPED,
+    NEWEST_RELEASE,
+    OWN_FIELDS,
+    defaults,
+    is_field_of,
+    resolve_semantics,
+)
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import FACTS_FOLDER
 

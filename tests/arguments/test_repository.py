@@ -5,13 +5,7 @@ from pathlib import Path
 import pytest
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.repository import (
-    HubRepository,
-    card_name,
-    hub_repository,
-    path_of_checkpoint,
-    pushes_checkpoints,
-)
+from hf_compat.arguments.derived import HubRepository, card_name, hub_repository, path_of_checkpoint, pushes_checkpoints
 
 
 def args_of(output_dir="runs/mine", **fields):

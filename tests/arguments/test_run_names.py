@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.run_names import event_folder, group_of_trials, has_name_of_its_own
+from hf_compat.arguments.derived import event_folder, group_of_trials, has_name_of_its_own
 
 
 def arguments(folder="out", **fields):

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments import run_precision
-from hf_compat.arguments.checking import checks
+from hf_compat.arguments import checks, process_facts
 from hf_compat.distributed import accelerators
 from hf_compat.distributed.accelerators import set_tf32
 from hf_compat.errors import UnsupportedArgumentsError
@@ -46,7 +45,7 @@ def test_what_a_gpu_allows(monkeypatch):
 @pytest.mark.parametrize("wanted", [True, False])
 def test_tf32(wanted, monkeypatch):
     """On a GPU that has it, TF32 is switched on or off for the process."""
-    for module in (run_precision, checks):
+    for module in (process_facts, checks):
         monkeypatch.setattr(module, "lacks_tf32", lambda: False)  # stands in for such a GPU
     name, products = "tf32" if wanted else "ieee", torch.backends.cuda.matmul
     try:

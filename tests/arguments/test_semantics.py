@@ -8,9 +8,9 @@ from packaging.version import Version
 from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.arguments.releases import semantics
-from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
-from hf_compat.data.balancing import BatchRebalanceSampler
+from hf_compat.arguments import releases
+from hf_compat.arguments.releases import Semantics, resolve_semantics
+from hf_compat.data.samplers import BatchRebalanceSampler
 from hf_compat.errors import ArgumentsError, HFCompatWarning
 from hf_compat.model_facts import accepts_loss_kwargs, ignores_item_count
 from tests.support.helpers import (
@@ -39,7 +39,7 @@ def test_installed_release_decides():
 
 def test_environment_overrides_and_the_argument_wins(monkeypatch):
     """The environment variable overrides the installation; the argument overrides both."""
-    monkeypatch.setenv(semantics.ENVIRONMENT_VARIABLE, RELEASE_4)
+    monkeypatch.setenv(releases.ENVIRONMENT_VARIABLE, RELEASE_4)
     assert not resolve_semantics().logs_unrounded_loss
     assert resolve_semantics(RELEASE_5).logs_unrounded_loss
 
@@ -51,16 +51,16 @@ def installed(monkeypatch):
     def pretend(version):
         def of_package(name):
             if version is None:
-                raise semantics.metadata.PackageNotFoundError(name)
+                raise releases.metadata.PackageNotFoundError(name)
             return version
 
-        monkeypatch.setattr(semantics.metadata, "version", of_package)
-        semantics.installed_release.cache_clear()
-        semantics._warn_of_older.cache_clear()
+        monkeypatch.setattr(releases.metadata, "version", of_package)
+        releases.installed_release.cache_clear()
+        releases._warn_of_older.cache_clear()
 
     yield pretend
-    semantics.installed_release.cache_clear()
-    semantics._warn_of_older.cache_clear()
+    releases.installed_release.cache_clear()
+    releases._warn_of_older.cache_clear()
 
 
 def test_an_older_installation_follows_the_oldest_known_and_warns_once(installed, tmp_path):
@@ -82,7 +82,7 @@ def test_a_release_before_the_oldest_known_is_refused(monkeypatch):
             ArgumentsError, match=r"`semantics='4\.46'`: .*before 4\.57 are not reproduced; use '4\.57'"
         ):
             call()
-    monkeypatch.setenv(semantics.ENVIRONMENT_VARIABLE, "4.46")
+    monkeypatch.setenv(releases.ENVIRONMENT_VARIABLE, "4.46")
     with pytest.raises(ArgumentsError, match=r"`HF_COMPAT_SEMANTICS='4\.46'`: .*before 4\.57 are not reproduced"):
         TrainingArguments("out")
     assert TrainingArguments("out", semantics="4.57").semantics == "4.57"
@@ -105,7 +105,7 @@ def test_every_row_says_since_when():
     """Each behaviour has the release that brought it, none after the newest known."""
     rows = [item for item in Semantics.__dataclass_fields__.values() if item.metadata]
     assert len(rows) == len(Semantics.__dataclass_fields__) - 2
-    assert all(Version("4.57") < row.metadata["since"] <= semantics.NEWEST_RELEASE for row in rows)
+    assert all(Version("4.57") < row.metadata["since"] <= releases.NEWEST_RELEASE for row in rows)
 
 
 class MeanOverBatch(torch.nn.Module):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_compat.arguments import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.arguments.releases.fields import OWN_FIELDS
+from hf_compat.arguments.releases import OWN_FIELDS
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hf_compat.arguments import Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.arguments.releases.fields import OWN_FIELDS
+from hf_compat.arguments.releases import OWN_FIELDS
 from hf_compat.errors import ArgumentsError, UnknownArgumentError, UnsupportedArgumentsError
 from tests.support.helpers import RELEASE_4, RELEASE_5
 from tests.support.paths import FACTS_FOLDER

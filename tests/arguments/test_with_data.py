@@ -3,7 +3,7 @@
 import pytest
 
 from hf_compat.arguments import TrainingArguments, resolve_semantics
-from hf_compat.arguments.checking.with_data import setup_notes, setup_warnings
+from hf_compat.arguments.checks import setup_notes, setup_warnings
 
 
 def notes(semantics, is_stream=False, **fields):

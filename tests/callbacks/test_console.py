@@ -12,9 +12,8 @@ from transformers import trainer_callback as upstream
 
 import hf_compat
 import hf_compat.callbacks as ours
-from hf_compat.callbacks import progress_stats
-from hf_compat.callbacks.progress_stats import ProgressStats
-from hf_compat.callbacks.terminal_bars import TerminalBar
+from hf_compat.callbacks import console
+from hf_compat.callbacks.console import ProgressStats, TerminalBar
 from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import fire
 from tests.support.paths import SCRIPTS
@@ -235,7 +234,7 @@ def test_a_script_decides_what_its_bar_says(tmp_path, monkeypatch):
 def test_a_narrow_terminal_shows_what_fits(columns, shown, tmp_path, monkeypatch):
     """The least important goes first, whole words at a time, and at least six characters of the bar are left."""
     now = 100.0
-    monkeypatch.setattr(progress_stats.time, "monotonic", lambda: now)
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
     args = trainer_with_bars(tmp_path).args
     known = ProgressStats()
     loader = type("Loader", (), {"total_batch_size": 8})()

@@ -12,7 +12,7 @@ import torch
 from transformers.utils import notebook as upstream
 
 from hf_compat.callbacks import notebook as ours
-from hf_compat.callbacks.notebook_bars import NotebookProgressBar, NotebookTrainingTracker
+from hf_compat.callbacks.notebook import NotebookProgressBar, NotebookTrainingTracker
 from tests.support import helpers
 from tests.support.parity import Kit, clean_process
 from tests.support.paths import ROOT

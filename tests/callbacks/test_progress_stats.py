@@ -9,8 +9,8 @@ from transformers import trainer_callback as upstream
 
 import hf_compat
 import hf_compat.callbacks as ours
-from hf_compat.callbacks import progress_stats
-from hf_compat.callbacks.progress_stats import Pace
+from hf_compat.callbacks import console
+from hf_compat.callbacks.console import Pace
 from hf_compat.state import TrainerControl, TrainerState
 from tests.support.helpers import PlainModel, Stream, callback_args, fire, vector_rows
 from tests.support.terminal import BARS_ALONE, on_terminal
@@ -19,7 +19,7 @@ from tests.support.terminal import BARS_ALONE, on_terminal
 def test_a_pace_leaves_the_first_step_out(monkeypatch):
     """After a first step of 60 s and ten of 1 s, with a pause of 10 s, thirty more are expected to take 60 s."""
     now = 0.0
-    monkeypatch.setattr(progress_stats.time, "monotonic", lambda: now)
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
     pace = Pace(5)
     assert (pace.rate, pace.seconds_left(46)) == (None, None)
     now = 60.0

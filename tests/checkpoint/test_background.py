@@ -14,12 +14,7 @@ import torch
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.checkpoint.background import (
-    ENVIRONMENT_VARIABLE,
-    BackgroundTasks,
-    CheckpointFileWriter,
-    Deferred,
-)
+from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundTasks, CheckpointFileWriter, Deferred
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import CheckpointWriteError

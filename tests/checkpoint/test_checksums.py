@@ -12,10 +12,9 @@ import pytest
 import torch
 import xxhash
 
-from hf_compat.checkpoint import checksums, publish
-from hf_compat.checkpoint.checksums import Checksums, checksum
+from hf_compat.checkpoint import flushing, publish
 from hf_compat.checkpoint.completeness import read_marker, write_marker
-from hf_compat.checkpoint.early_flush import flushing_early
+from hf_compat.checkpoint.flushing import Checksums, checksum, flushing_early
 from hf_compat.tools.checkpoints import as_table, describe_checkpoints
 from tests.support.checkpoints import small_checkpoint
 from tests.support.processes import PATIENCE
@@ -45,7 +44,7 @@ def counted(monkeypatch):
         made.append(path.name)
         return checksum(path)
 
-    monkeypatch.setattr(checksums, "checksum", spied)
+    monkeypatch.setattr(flushing, "checksum", spied)
     return made
 
 
@@ -159,7 +158,7 @@ def test_large_files_are_read_while_others_are_written(monkeypatch, tmp_path):
         made.set()
         return checksum(path)
 
-    monkeypatch.setattr(checksums, "checksum", spied)
+    monkeypatch.setattr(flushing, "checksum", spied)
     sums = Checksums()
     with flushing_early(tmp_path, sums):
         (tmp_path / "large").write_bytes(bytes(LARGE))

@@ -6,7 +6,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from hf_compat.checkpoint.dtensors import full_tensors, untied
+from hf_compat.checkpoint.distributed_files import full_tensors, untied
 
 
 @pytest.fixture

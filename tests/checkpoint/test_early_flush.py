@@ -8,9 +8,8 @@ import threading
 
 import pytest
 
-from hf_compat.checkpoint import early_flush
-from hf_compat.checkpoint.checksums import Checksums
-from hf_compat.checkpoint.early_flush import flushing_early
+from hf_compat.checkpoint import flushing
+from hf_compat.checkpoint.flushing import Checksums, flushing_early
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
@@ -24,7 +23,7 @@ class Begun:
 
     def __init__(self, monkeypatch, fail=lambda path: None):
         self._seen, self._changed = set(), threading.Condition()
-        begin_writing = early_flush.begin_writing
+        begin_writing = flushing.begin_writing
 
         def spied(path):
             fail(path)
@@ -34,7 +33,7 @@ class Begun:
                 self._seen.add((path.name, size))
                 self._changed.notify_all()
 
-        monkeypatch.setattr(early_flush, "begin_writing", spied)
+        monkeypatch.setattr(flushing, "begin_writing", spied)
 
     def wait_for(self, name, size):
         with self._changed:
@@ -125,6 +124,6 @@ def test_a_disk_that_fails_while_the_rest_is_written(failing_disk, monkeypatch):
 
 def test_systems_that_cannot_begin_early(tmp_path, monkeypatch):
     """Without ``sync_file_range`` the block runs without a thread."""
-    monkeypatch.setattr(early_flush, "_sync_file_range", lambda: None)
+    monkeypatch.setattr(flushing, "_sync_file_range", lambda: None)
     with flushing_early(tmp_path, Checksums()):
         assert "hf_compat-flush" not in {thread.name for thread in threading.enumerate()}

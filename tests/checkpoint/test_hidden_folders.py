@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 import hf_compat
-from hf_compat.checkpoint.hidden_folders import HiddenFolder, final_name, hidden_sibling
+from hf_compat.checkpoint.publish import HiddenFolder, final_name, hidden_sibling
 from hf_compat.errors import CheckpointWriteError
 from tests.support.helpers import ListDataset, PadCollator, gpt2, token_rows, tokenizer
 

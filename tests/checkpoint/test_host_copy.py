@@ -8,7 +8,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from hf_compat.checkpoint.host_copy import HostBuffers, clones_on_host, to_host
+from hf_compat.checkpoint.background import HostBuffers, clones_on_host, to_host
 
 
 def test_copy_in_host_memory():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_compat import HFCompatWarning, Trainer, TrainingArguments
-from hf_compat.arguments.releases.semantics import installed_release
+from hf_compat.arguments.releases import installed_release
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 LOST = {
@@ -72,7 +72,7 @@ def test_parameters_without_averages_are_passed_over(tmp_path):
     pytest.importorskip("grokadamw")
     from grokadamw import GrokAdamW
 
-    from hf_compat.checkpoint.optimizer_states import loads_all
+    from hf_compat.checkpoint.states import loads_all
 
     first = [torch.nn.Parameter(torch.full((2,), float(number))) for number in range(3)]
     optimizer = GrokAdamW(first)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from transformers import trainer_utils as upstream
 
-from hf_compat.checkpoint import finding, hidden_folders, publish
+from hf_compat.checkpoint import finding, publish, publish as hidden_folders
 from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
 from hf_compat.errors import CheckpointWriteError
 from tests.support.checkpoints import small_checkpoint

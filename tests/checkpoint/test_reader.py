@@ -13,7 +13,7 @@ from torch import nn
 import hf_compat.checkpoint.finding
 from hf_compat import Trainer
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.reader import CheckpointReader
+from hf_compat.checkpoint.states import CheckpointReader
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerState
 from tests.support import trainers

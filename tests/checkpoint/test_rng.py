@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_compat.checkpoint import rng
+from hf_compat.checkpoint import states
 from hf_compat.errors import CheckpointError
 from tests.support.checkpoints import upstream_trainer
 from tests.support.helpers import PlainModel
@@ -26,15 +26,15 @@ def trainer(tmp_path):
 
 def test_in_memory():
     """Setting a state taken before repeats what was drawn since."""
-    state = rng.rng_state()
+    state = states.rng_state()
     first = draw()
-    rng.set_rng_state(state)
+    states.set_rng_state(state)
     assert draw() == first
 
 
 def test_upstream_reads_ours(trainer, tmp_path):
     """The Trainer of transformers continues from our file."""
-    rng.save_rng_state(tmp_path)
+    states.save_rng_state(tmp_path)
     expected = draw()
     trainer._load_rng_state(str(tmp_path))
     assert draw() == expected
@@ -44,7 +44,7 @@ def test_ours_reads_upstreams(trainer, tmp_path):
     """We continue from the file of transformers' Trainer."""
     trainer._save_rng_state(str(tmp_path))
     expected = draw()
-    assert rng.load_rng_state(tmp_path)
+    assert states.load_rng_state(tmp_path)
     assert draw() == expected
 
 
@@ -52,7 +52,7 @@ def test_same_content_as_upstream(trainer, tmp_path):
     """The file holds the same keys and values as transformers' own."""
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
-    rng.save_rng_state(tmp_path / "ours")
+    states.save_rng_state(tmp_path / "ours")
     trainer._save_rng_state(str(tmp_path / "theirs"))
     files = [(tmp_path / name / "rng_state.pth").read_bytes() for name in ("ours", "theirs")]
     assert files[0] == files[1]
@@ -62,13 +62,13 @@ def test_each_process_has_its_file(tmp_path):
     """Of several processes each reads its own state; one that was not there before has none."""
     expected = []
     for rank in (0, 1):
-        rng.save_rng_state(tmp_path, rank=rank, world_size=2)
+        states.save_rng_state(tmp_path, rank=rank, world_size=2)
         expected.append(draw())
     for rank in (1, 0):
-        assert rng.load_rng_state(tmp_path, rank=rank, world_size=2)
+        assert states.load_rng_state(tmp_path, rank=rank, world_size=2)
         assert draw() == expected[rank]
-    before = rng.rng_state()
-    assert not rng.load_rng_state(tmp_path, rank=2, world_size=3)
+    before = states.rng_state()
+    assert not states.load_rng_state(tmp_path, rank=2, world_size=3)
     assert random.getstate() == before["python"]
 
 
@@ -85,4 +85,4 @@ def test_no_random_states(content, tmp_path):
     """Anything else in the file is an error that names it."""
     torch.save(content, tmp_path / "rng_state.pth")
     with pytest.raises(CheckpointError, match=r"rng_state\.pth` does not hold random states"):
-        rng.load_rng_state(tmp_path)
+        states.load_rng_state(tmp_path)

@@ -15,7 +15,7 @@ import transformers
 from packaging.version import Version
 from transformers import Trainer, trainer_utils as upstream
 
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import write_marker
 from hf_compat.checkpoint.finding import list_checkpoints

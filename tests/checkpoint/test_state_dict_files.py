@@ -7,7 +7,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from hf_compat.checkpoint import names
-from hf_compat.checkpoint.state_dict_files import load_state_file, save_state_file
+from hf_compat.checkpoint.states import load_state_file, save_state_file
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 from tests.support.checkpoints import train_upstream, upstream_trainer

@@ -15,8 +15,7 @@ import torch
 
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.rng import load_rng_state
-from hf_compat.checkpoint.state_dict_files import load_state_file
+from hf_compat.checkpoint.states import load_rng_state, load_state_file
 from hf_compat.checkpoint.unpickle import Unread, load_known, load_trusted
 from hf_compat.checkpoint.weights import load_weights
 from hf_compat.errors import CheckpointError

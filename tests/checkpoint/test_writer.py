@@ -14,7 +14,7 @@ from hf_compat import HFCompatWarning
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import read_marker
-from hf_compat.checkpoint.hidden_folders import _host
+from hf_compat.checkpoint.publish import _host
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.distributed.launch import Launch

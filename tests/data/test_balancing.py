@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from hf_compat.data.balancing import BatchRebalanceSampler, balanced_sampler, is_balanced
+from hf_compat.data.samplers import BatchRebalanceSampler, balanced_sampler, is_balanced
 from hf_compat.errors import DataError
 from tests.support.helpers import ListDataset
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers.utils.generic import can_return_loss as upstream_can_return_loss, find_labels as upstream_find_labels
 
-from hf_compat.data.columns import (
+from hf_compat.data.collators import (
     RemoveColumnsCollator,
     can_return_loss,
     find_labels,
@@ -148,7 +148,7 @@ def test_collator_drops_keys():
 
 def test_collator_logs_once(caplog):
     """The keys left out are logged with the first sample that has any, once."""
-    logger = logging.getLogger("hf_compat.data.columns")
+    logger = logging.getLogger("hf_compat.data.collators")
     collator = RemoveColumnsCollator(collate, ["a"], logger, "Spans", "Evaluation")
     with caplog.at_level("INFO", logger="hf_compat"):
         collator([{"a": 1}])

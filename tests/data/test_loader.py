@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hf_compat.data.prepare_loader import prepare_dataloader
+from hf_compat.data.loader import prepare_dataloader
 from tests.support.helpers import shuffled
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_compat.data.prepare_loader import prepare_dataloader
+from hf_compat.data.loader import prepare_dataloader
 from hf_compat.data.skipping import skip_batches
 from tests.support.helpers import shuffled
 

@@ -16,10 +16,8 @@ from transformers import BatchEncoding, BatchFeature
 from transformers.utils import ModelOutput
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.data import transfer
-from hf_compat.data.dispatching import DispatchingDataLoader
-from hf_compat.data.prepare_loader import prepare_dataloader
-from hf_compat.data.transfer import move_batch, move_to_device
+from hf_compat.data import loader as transfer
+from hf_compat.data.loader import DispatchingDataLoader, move_batch, move_to_device, prepare_dataloader
 from hf_compat.errors import LoaderError
 from hf_compat.trainer.loss import prepare_input
 from tests.support.helpers import ListDataset, vector_rows

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hf_compat.data.prepare_loader import prepare_dataloader
+from hf_compat.data.loader import prepare_dataloader
 from hf_compat.data.skipping import skip_batches
 from hf_compat.data.windows import ResumePosition, WindowLoader
 from hf_compat.plan import build_plan

@@ -16,11 +16,11 @@ from torch import nn
 import hf_compat
 from hf_compat import TrainingArguments
 from hf_compat.arguments import process_facts
-from hf_compat.checkpoint.rng import rng_state, set_rng_state
+from hf_compat.checkpoint.states import rng_state, set_rng_state
 from hf_compat.distributed import accelerators
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.processes import join_processes
-from hf_compat.engine.lightning_accelerator import lightning_accelerator
+from hf_compat.engine.process_layout import lightning_accelerator
 from hf_compat.errors import TrainerSetupError, UnsupportedArgumentsError
 from hf_compat.memory import TrainerMemoryTracker
 from tests.gpu.comparing import differing

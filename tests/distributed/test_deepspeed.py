@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.precision import FullPrecision
-from hf_compat.engine.strategies.deepspeed import engine
-from hf_compat.engine.strategies.limits import deepspeed_limits
-from hf_compat.engine.strategies.traits import StrategyRequest
+from hf_compat.engine.strategies import deepspeed_engine
+from hf_compat.engine.strategies.choice import StrategyRequest, deepspeed_limits
 from hf_compat.errors import HFCompatWarning, ModelError, TrainerSetupError
 from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.helpers import PlainModel, gpt2, vector_rows
@@ -320,11 +319,11 @@ def test_a_config_that_deepspeed_refuses(tmp_path, monkeypatch):
     def initialize(**_):
         raise config_errors.DeepSpeedConfigError("'zero_optimization.mics_shard_size' is no longer supported")
 
-    monkeypatch.setattr(engine, "import_deepspeed", lambda device: SimpleNamespace(initialize=initialize))
-    monkeypatch.setattr(engine, "prepare_process", lambda launch, device: None)
+    monkeypatch.setattr(deepspeed_engine, "import_deepspeed", lambda device: SimpleNamespace(initialize=initialize))
+    monkeypatch.setattr(deepspeed_engine, "prepare_process", lambda launch, device: None)
     launch = TrainingArguments(str(tmp_path), use_cpu=True).launch
     with pytest.raises(TrainerSetupError, match=r"`deepspeed`: .* Change what it names: .*mics_shard_size"):
-        engine.build_engine(PlainModel(), {}, device=torch.device("cpu"), launch=launch)
+        deepspeed_engine.build_engine(PlainModel(), {}, device=torch.device("cpu"), launch=launch)
 
 
 @pytest.mark.parametrize("stage", [2, 3])

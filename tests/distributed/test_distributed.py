@@ -387,7 +387,7 @@ def test_slurm_variables(tmp_path):
     check_launch(started(tmp_path, launch_by_hand(tmp_path, "SLURM", HF_COMPAT_LOG_DIR=str(tmp_path / "logs"))))
     logs = [path.read_text() for path in sorted((tmp_path / "logs").iterdir())]
     lines = ["INFO hf_compat.script: trained, in detail", "ERROR hf_compat.script: nothing went wrong", "mind this"]
-    lines += ["INFO hf_compat.run.start_log: ***** Running training *****"]
+    lines += ["INFO hf_compat.trainer.progress: ***** Running training *****"]
     assert [[line in log for line in lines] for log in logs] == [[True] * 4, [False, True, False, False]]
     assert logs[0].count("Running training") == 1
 

@@ -16,13 +16,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.arguments.fsdp import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.process_layout import ProcessLayout
-from hf_compat.engine.strategies import presharded
-from hf_compat.engine.strategies.limits import presharded_limits
-from hf_compat.engine.strategies.presharded import presharded_layout
-from hf_compat.engine.strategies.traits import StrategyRequest
+from hf_compat.engine.strategies import device_mesh
+from hf_compat.engine.strategies.choice import StrategyRequest, presharded_limits
+from hf_compat.engine.strategies.device_mesh import presharded_layout
 from hf_compat.errors import ModelError
 from tests.scripts import presharded_script
 from tests.scripts.sharded_common import llama
@@ -225,7 +224,7 @@ def test_a_model_init_that_splits(tmp_path, monkeypatch):
     """It is refused without a ``parallelism_config``: which ranks share batches is decided before it is called."""
     model, args = loaded_model(tp_size=2), TrainingArguments(str(tmp_path), use_cpu=True)
     with monkeypatch.context() as patched:
-        patched.setattr(presharded, "presharded_layout", lambda layout, *_: replace(layout, sizes=ParallelSizes(tp=2)))
+        patched.setattr(device_mesh, "presharded_layout", lambda layout, *_: replace(layout, sizes=ParallelSizes(tp=2)))
         text = r"`model_init` returned a model with `tp_size=2`.*`parallelism_config=\{'tp_size': 2\}`.*as `model`"
         with pytest.raises(ModelError, match=text):
             Trainer(model_init=lambda: model, args=args)

@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.engine.strategy_options import deepspeed_meant
+from hf_compat.engine.strategies.choice import deepspeed_meant
 from hf_compat.engine.strategy_table import is_of_ray
 from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import PlainModel, vector_rows

@@ -10,9 +10,8 @@ from torch import nn
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.process_layout import place_run
-from hf_compat.engine.strategies.limits import fsdp_limits
-from hf_compat.engine.strategies.tensor_parallel_splitting import check_plan
-from hf_compat.engine.strategies.traits import StrategyRequest
+from hf_compat.engine.strategies.choice import StrategyRequest, fsdp_limits
+from hf_compat.engine.strategies.sharding import check_plan
 from hf_compat.errors import ModelError, TrainerSetupError, UnsupportedArgumentsError
 from tests.scripts import tensor_parallel_script
 from tests.support import helpers, sharded

@@ -8,7 +8,7 @@ from lightning.fabric import cli
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.distributed.accelerators import wants_cpu
-from hf_compat.engine.fabric_variables import FABRIC_VARIABLES
+from hf_compat.engine.keywords import FABRIC_VARIABLES
 from hf_compat.errors import ArgumentsError, TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 

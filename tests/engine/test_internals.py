@@ -33,9 +33,16 @@ from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.utils.data import DataLoader
 
-from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.internals import callbacks, evaluating, exceptions, loops, strategies, voted_collectives
-from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
+from hf_compat.arguments.fsdp import FsdpSettings
+from hf_compat.engine.internals import (
+    callbacks,
+    exceptions,
+    loops,
+    loops as evaluating,
+    strategies,
+    strategies as voted_collectives,
+)
+from hf_compat.engine.strategies.fsdp1 import FSDP1Strategy
 from tests.support.freeing import without_collector
 
 PLAIN = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}

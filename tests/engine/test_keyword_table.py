@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback
-from hf_compat.engine.keyword_table import KEYWORDS
+from hf_compat.engine.keywords import KEYWORDS
 from hf_compat.errors import DataError, TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, Stream, vector_rows
 from tests.support.keyword_runs import (

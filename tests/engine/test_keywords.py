@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, TrainingArguments, lightning_keywords
-from hf_compat.arguments.checking import checks
+from hf_compat.arguments import checks
 from hf_compat.errors import ArgumentsError, DataError, HFCompatWarning, MissingPackageError, TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, Stream, vector_rows
 from tests.support.keyword_runs import (

@@ -20,7 +20,7 @@ from transformers.integrations import integration_utils
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.arguments.checking.trackers import TRACKERS
+from hf_compat.arguments.checks import TRACKERS
 from hf_compat.engine.loggers.reporters import OWN_CALLBACKS, TRANSFORMERS_CALLBACKS
 from hf_compat.engine.loggers.tensorboard import TensorBoardCallback
 from hf_compat.errors import MissingPackageError, TrainerSetupError

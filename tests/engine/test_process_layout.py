@@ -9,8 +9,8 @@ from hf_compat import TrainingArguments
 from hf_compat.arguments.process_facts import choose_device
 from hf_compat.distributed.launch import Launch
 from hf_compat.engine.process_layout import ProcessLayout, ProcessStart, place_run, presume_layout
+from hf_compat.engine.strategies.base import STRATEGIES
 from hf_compat.engine.strategies.ddp import ddp_settings
-from hf_compat.engine.strategies.kinds import STRATEGIES
 from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import PlainModel, gpt2
 

@@ -8,10 +8,10 @@ from lightning.pytorch.trainer.connectors.logger_connector.logger_connector impo
 from torch.utils.data import DataLoader
 
 import hf_compat
+from hf_compat.data.loader import TrackedLoader
 from hf_compat.data.windows import Window
 from hf_compat.engine import backend
-from hf_compat.engine.internals.evaluation_loop import _LeanEvaluationLoop, use_fast_loops
-from hf_compat.evaluation.session import TrackedLoader
+from hf_compat.engine.internals.stepping import _LeanEvaluationLoop, use_fast_loops
 from hf_compat.lightning import HFDataModule, HFModule
 from tests.support.helpers import (
     ListDataset,

@@ -11,11 +11,9 @@ from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.engine import strategies
-from hf_compat.engine.strategies.base import ModelStrategy
-from hf_compat.engine.strategies.deepspeed.engine import EngineScheduler
-from hf_compat.engine.strategies.kinds import STRATEGIES
-from hf_compat.engine.strategies.one_device import OneDeviceStrategy
-from hf_compat.engine.strategies.traits import STRATEGY_TRAITS
+from hf_compat.engine.strategies.base import STRATEGIES, ModelStrategy, OneDeviceStrategy
+from hf_compat.engine.strategies.choice import STRATEGY_TRAITS
+from hf_compat.engine.strategies.deepspeed_engine import EngineScheduler
 from tests.support.helpers import PlainModel, vector_rows
 
 FOLDER = Path(strategies.__path__[0])

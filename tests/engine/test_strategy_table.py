@@ -22,11 +22,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.clusters import LaunchedEnvironment
 from hf_compat.engine.internals.strategies import DEEPSPEED_NAMES, changed_options
+from hf_compat.engine.process_layout import LaunchedEnvironment
 from hf_compat.engine.run_settings import effective_settings
-from hf_compat.engine.strategies.one_device import OneDeviceStrategy
-from hf_compat.engine.strategy_options import OPTIONS, refused_options
+from hf_compat.engine.strategies.base import OneDeviceStrategy
+from hf_compat.engine.strategies.choice import OPTIONS, refused_options
 from hf_compat.engine.strategy_table import CLASSES, ENVIRONMENTS, NAMES
 from hf_compat.errors import HFCompatError, TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows

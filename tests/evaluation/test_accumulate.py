@@ -15,8 +15,8 @@ from transformers import trainer_pt_utils as upstream
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hf_compat.errors import DataError, LossError
-from hf_compat.evaluation import accumulate as ours
 from hf_compat.nested import find_batch_size
+from hf_compat.trainer import outputs as ours
 from tests.support.paths import ROOT
 
 Point = collections.namedtuple("Point", "x y")
@@ -212,7 +212,7 @@ def test_copies_grow_with_the_data():
 _PEAK = """
 import json, sys
 import torch
-from hf_compat.evaluation.accumulate import EvalAccumulator
+from hf_compat.trainer.outputs import EvalAccumulator
 
 
 def held(name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_compat.evaluation import results
+from hf_compat.trainer import outputs
 
 # Results
 
@@ -14,7 +14,7 @@ def test_an_eval_prediction_unpacks_as_upstreams(extras):
     """Elements, their order and the attributes are equal; indices outside of them raise IndexError."""
     from transformers import EvalPrediction
 
-    mine, theirs = results.EvalPrediction(1, 2, **extras), EvalPrediction(1, 2, **extras)
+    mine, theirs = outputs.EvalPrediction(1, 2, **extras), EvalPrediction(1, 2, **extras)
     assert list(mine) == list(theirs)
     assert vars(mine) == vars(theirs)
     assert [mine[at] for at in range(len(theirs.elements))] == list(theirs)
@@ -28,4 +28,4 @@ def test_outputs_have_upstreams_fields(name):
     """Field names and their order are equal."""
     from transformers import trainer_utils
 
-    assert getattr(results, name)._fields == getattr(trainer_utils, name)._fields
+    assert getattr(outputs, name)._fields == getattr(trainer_utils, name)._fields

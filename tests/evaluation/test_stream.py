@@ -22,7 +22,7 @@ from torchmetrics.classification import (
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentsError
-from hf_compat.evaluation.stream import MetricStream, is_metric, real_samples
+from hf_compat.trainer.evaluation_session import MetricStream, is_metric, real_samples
 from tests.support import helpers
 from tests.support.paths import ROOT
 
@@ -235,7 +235,7 @@ import json, sys, torch, torch.distributed as dist
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC
 from hf_compat.distributed.processes import leave_processes, wait_for_gloo_threads
-from hf_compat.evaluation.stream import MetricStream
+from hf_compat.trainer.evaluation_session import MetricStream
 
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from hf_compat.checkpoint.checksums import Checksums
 from hf_compat.checkpoint.completeness import read_marker, write_marker
+from hf_compat.checkpoint.flushing import Checksums
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu
 from tests.support.checkpoints import assert_same_checkpoints
 
@@ -18,7 +18,7 @@ pytestmark = needs_fake_gpu
 
 def copied() -> dict[str, Any]:
     """Return what a snapshot of tensors on a GPU is, and what happened on the device meanwhile."""
-    from hf_compat.checkpoint.host_copy import HostBuffers, clones_on_host, to_host
+    from hf_compat.checkpoint.background import HostBuffers, clones_on_host, to_host
     from tests.gpu.events import watching  # the extension is only loaded where the device is installed
 
     buffers, kept = HostBuffers(), []

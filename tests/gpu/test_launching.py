@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.tools.verify.record import read_record
+from hf_compat.tools.verify.comparing import read_record
 from hf_compat.tools.verify.recorder import Recorder, callback_class
 from tests.gpu.comparing import ON_GPUS
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus, start_on_gpus

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import hf_compat
-from hf_compat.installing.replaced_names import BASES, NOT_REPLACED
+from hf_compat.installing.places import BASES, NOT_REPLACED
 from tests.support import processes
 from tests.support.paths import SCRIPTS
 

@@ -10,10 +10,17 @@ import yaml
 from transformers.modelcard import TASK_MAPPING, TASK_TAG_TO_NAME_MAPPING
 
 import hf_compat
-from hf_compat.arguments.releases.semantics import resolve_semantics
-from hf_compat.model_card import TrainingSummary
-from hf_compat.model_card.summary import evaluation_rows, final_results, rounded, table
-from hf_compat.model_card.tasks import metric_tags, task_of, task_titles
+from hf_compat.arguments.releases import resolve_semantics
+from hf_compat.model_card import (
+    TrainingSummary,
+    evaluation_rows,
+    final_results,
+    metric_tags,
+    rounded,
+    table,
+    task_of,
+    task_titles,
+)
 from tests.support.helpers import (
     ListDataset,
     PadCollator,

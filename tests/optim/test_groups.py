@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 from transformers import Trainer
 
-from hf_compat.optim.groups import decay_parameter_names, groups_by_mesh, parameter_groups
+from hf_compat.optim.prepared import decay_parameter_names, groups_by_mesh, parameter_groups
 from tests.support import helpers
 
 

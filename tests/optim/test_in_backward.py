@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from tests.support.optimizers import Settings, linears
 

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import MissingPackageError
-from hf_compat.optim.liger import apply_liger_kernels
+from hf_compat.optim.model_patches import apply_liger_kernels
 from tests.support import helpers
 from tests.support.field_effects import QUIET
 

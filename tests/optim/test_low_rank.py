@@ -6,8 +6,7 @@ import pytest
 
 from hf_compat import Trainer as HFCompatTrainer, TrainingArguments
 from hf_compat.errors import ArgumentsError
-from hf_compat.optim.low_rank import target_weights
-from hf_compat.optim.optimizers import optimizer_class_and_kwargs
+from hf_compat.optim.optimizers import optimizer_class_and_kwargs, target_weights
 from tests.support.optimizers import Settings, linears
 
 

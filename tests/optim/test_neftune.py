@@ -8,7 +8,7 @@ import transformers
 from packaging.version import Version
 
 from hf_compat.errors import ModelError
-from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
+from hf_compat.optim.model_patches import activate_neftune, deactivate_neftune
 from tests.support import helpers
 
 if Version(transformers.__version__) >= Version("5.0"):

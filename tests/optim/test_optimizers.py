@@ -14,7 +14,7 @@ from transformers import Trainer
 from transformers.training_args import OptimizerNames
 
 from hf_compat import Trainer as HFCompatTrainer, TrainingArguments
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.errors import ArgumentsError, MissingPackageError, UnsupportedArgumentsError
 from hf_compat.optim.optimizers import OPTIMIZERS, optimizer_class_and_kwargs
 from tests.support.optimizers import Settings, linears

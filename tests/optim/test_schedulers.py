@@ -14,7 +14,7 @@ from torch import nn
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, get_scheduler
 from transformers.trainer_utils import SchedulerType
 
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.errors import ArgumentsError, HFCompatWarning, UnknownArgumentError
 from hf_compat.optim.schedulers import SCHEDULERS, build_scheduler
 

@@ -9,10 +9,10 @@ from torch.distributed.fsdp import FSDPModule
 
 import hf_compat
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.arguments.fsdp import FsdpSettings
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.errors import BatchSizeError
-from hf_compat.run.batch_size import batch_size_problems, is_out_of_memory, with_smaller_batches
+from hf_compat.trainer.batch_size import batch_size_problems, is_out_of_memory, with_smaller_batches
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 ERRORS = [

@@ -1,12 +1,11 @@
-"""The order of an update step, ``run/loop.py``, and what is around it, ``run/hooks.py``, are what happens in a run."""
+"""The order of an update step, and what is around it in ``trainer/loop.py``, is what happens in a run."""
 
 import inspect
 import re
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.run import finishing, hooks, loop
-from hf_compat.run.hooks import RunHooks
-from hf_compat.run.loop import UpdateLoop
+from hf_compat.trainer import loop, loop as hooks, saving
+from hf_compat.trainer.loop import RunHooks, UpdateLoop
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 OUTSIDE = {"on_init_end", "on_predict", "on_prediction_step", "on_push_begin", "on_log", "on_evaluate", "on_save"}
@@ -85,7 +84,7 @@ def test_the_script_is_what_runs(tmp_path, monkeypatch):
 
 def test_every_event_is_fired():
     """Each event of a run is fired by loop, hooks or at its end, and no other event is named there."""
-    source = "".join(map(inspect.getsource, (hooks, loop, finishing)))
+    source = "".join(map(inspect.getsource, (hooks, loop, saving)))
     fired = set(re.findall(r'fire\(\w+(?:\.\w+)?, "(on_\w+)"', source))
     events = {name for name in vars(TrainerCallback) if name.startswith("on_")}
     assert fired == events - OUTSIDE

@@ -15,7 +15,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from tests.support import scenarios
 from tests.support.parity import SCENARIOS, Outcome, Which, compare, differences, run
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 import hf_compat
-from hf_compat.data.workers import outliving
-from hf_compat.run.preemption import SignalWatch, requeue
+from hf_compat.data.loader import outliving
+from hf_compat.trainer.preemption import SignalWatch, requeue
 from tests.scripts.crash_script import STEPS
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.interrupted import FINISHED, Server, assert_tidy, fake_scontrol, newest, outcome, steps
@@ -209,7 +209,7 @@ def test_worker_ends_with_its_run(tmp_path):
     script = """
 import os, signal, sys, time
 from torch.utils.data import DataLoader
-from hf_compat.data.workers import outliving
+from hf_compat.data.loader import outliving
 def hang(worker):
     print(os.getpid(), flush=True)
     time.sleep(600)

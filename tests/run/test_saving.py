@@ -107,9 +107,9 @@ def test_changed_checkpoints_are_resumed(change, warns, tmp_path, caplog):
         ends.append((trainer.state.global_step, left, trainer.model.state_dict()))
     told = "checkpoint-4`: the checkpoint is incomplete or was modified after saving: `optimizer.pt` is missing."
     assert (told in caplog.text) == warns
-    (step, left, weights), (our_step, our_left, our_weights) = ends
+    (step, left, their_weights), (our_step, our_left, our_weights) = ends
     assert (our_step, our_left) == (step, left) == (6, ["checkpoint-5", "checkpoint-6"])
-    assert all(torch.equal(value, our_weights[name]) for name, value in weights.items())
+    assert all(torch.equal(value, our_weights[name]) for name, value in their_weights.items())
 
 
 def test_a_foreign_file_that_comes_and_goes(tmp_path):

@@ -228,7 +228,7 @@ def test_a_replica_has_its_own_level(lines, tmp_path):
 
 LATE = """
 import logging
-from hf_compat.logger_levels import set_level
+from hf_compat.log_files import set_level
 set_level(logging.ERROR)
 from transformers.utils import logging as library_logging
 library_logging.set_verbosity_info()
@@ -256,4 +256,4 @@ def test_without_transformers_it_logs_as_any_package(tmp_path):
     """The facts are on hf_compat's own loggers, which the handlers of the root logger hear."""
     run = [sys.executable, "-c", HIDE + ALONE, str(tmp_path)]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert "hf_compat.run.start_log|***** Running training *****" in done.stdout
+    assert "hf_compat.trainer.progress|***** Running training *****" in done.stdout

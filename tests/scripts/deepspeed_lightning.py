@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from hf_compat.optim.groups import parameter_groups
+from hf_compat.optim.prepared import parameter_groups
 from hf_compat.optim.schedulers import get_scheduler
 from tests.support import helpers
 from tests.support.deepspeed_tools import allow_fp16, without_extension

@@ -13,7 +13,7 @@ import torch
 from accelerate import ParallelismConfig
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
-from hf_compat.engine.strategy_options import deepspeed_meant
+from hf_compat.engine.strategies.choice import deepspeed_meant
 from hf_compat.errors import CheckpointError
 from tests.scripts.distributed_scenarios import shared
 from tests.scripts.sharded_common import held, llama, second_model

@@ -17,7 +17,7 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hf_compat.checkpoint import multi_process, publish
+from hf_compat.checkpoint import publish, publish as multi_process
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.distributed import oom_consensus
 from hf_compat.errors import CheckpointWriteError

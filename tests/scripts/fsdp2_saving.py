@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hf_compat import HFCompatError, TrainingArguments
-from hf_compat.checkpoint import dtensors
+from hf_compat.checkpoint import distributed_files
 from hf_compat.distributed import collectives
 from tests.scripts.fsdp2_script import FULL, LAYERS, SHARDED, seen_of, trainer_for
 from tests.scripts.sharded_common import Seen, held, llama, world
@@ -62,7 +62,7 @@ def loaded_by_accelerate(trainer: Any, folder: Path, fsdp: Seen) -> Seen:
     accelerator.is_fsdp2 = True
 
     def state() -> Any:
-        return dtensors.full_tensors([model.state_dict(), optimizer.state_dict()], keeps=True)
+        return distributed_files.full_tensors([model.state_dict(), optimizer.state_dict()], keeps=True)
 
     trainer._load_from_checkpoint(str(folder))
     strategy.load_optimizer(optimizer, str(folder))

@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from hf_compat import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
-from hf_compat.run import deadline
+from hf_compat.trainer import preemption
 from tests.scripts import single_callbacks_script
 from tests.scripts.crash_script import Model, Rows, report, serve
 from tests.support.helpers import ListDataset
@@ -141,7 +141,7 @@ class LightningHangs(lightning.Callback):
 
 def train_alone(folder: str, resume: bool = False, place: str = "", step: int = 0) -> None:
     """Train with a plain ``lightning.Trainer`` and hang at ``place`` after ``step`` update steps."""
-    deadline._EXIT_SECONDS = 0.5
+    preemption._EXIT_SECONDS = 0.5
     hangs = LightningHangs(place, step)
 
     class HangingList(ListDataset):
@@ -207,7 +207,7 @@ def train(
         **settings: More training arguments.
     """
     os.chdir(folder)
-    deadline._EXIT_SECONDS = seconds_to_exit
+    preemption._EXIT_SECONDS = seconds_to_exit
     if place == "exit":
         threading.Thread(target=threading.Event().wait).start()
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ import torch
 
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.clusters import LaunchedEnvironment
+from hf_compat.engine.process_layout import LaunchedEnvironment
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from hf_compat import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from hf_compat.distributed.oom_consensus import PacedVotes
-from hf_compat.run import preemption
+from hf_compat.trainer import preemption
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 if "PACED" not in os.environ:

@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.distributed.oom_consensus import PacedVotes
-from hf_compat.run import preemption
+from hf_compat.trainer import preemption
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.processes import free_port
 

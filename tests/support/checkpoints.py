@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hf_compat.checkpoint import checksums, distributed_files, names
+from hf_compat.checkpoint import distributed_files, flushing, names
 from tests.support.helpers import ListDataset, PadCollator, token_rows
 
 
@@ -72,7 +72,7 @@ def contents_of(checkpoint: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: path.read_bytes() for name, path in paths.items()}
     marker = json.loads(found.pop(names.LIGHTNING_MARKER_NAME))
     assert set(marker["files"]) == set(found)
-    assert marker[checksums.ALGORITHM] == {name: checksums.checksum(paths[name]) for name in found}
+    assert marker[flushing.ALGORITHM] == {name: flushing.checksum(paths[name]) for name in found}
     for name, path in paths.items():
         if path.name == names.SHARDED_METADATA_NAME:
             metadata = distributed_files.read_metadata(path.parent)

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from hf_compat import (
-    ExportableState,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    Trainer,
-    TrainerCallback,
-)
+from hf_compat import ExportableState, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback
 from hf_compat.errors import ArgumentsError
 from tests.support.helpers import (
     ListDataset,
@@ -363,7 +357,7 @@ def gathers_objects(bench: Bench) -> bool:
 
 def moves_to_the_cpu(bench: Bench) -> int:
     """How often the predictions kept are moved while an evaluation runs."""
-    from hf_compat.evaluation.accumulate import EvalAccumulator
+    from hf_compat.trainer.outputs import EvalAccumulator
 
     moves, move = [], EvalAccumulator._move
 

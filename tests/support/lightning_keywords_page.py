@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hf_compat.engine.keyword_table import KEYWORDS
+from hf_compat.engine.keywords import KEYWORDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning_keywords.md"
 INTRODUCTION = """\
@@ -14,7 +14,7 @@ different value; the error names both. With `deepspeed`, set such fields in the 
 
 One update step is one Lightning batch: where Lightning counts training batches, update steps are counted.
 
-This page is generated from `hf_compat/engine/keyword_table.py`.
+This page is generated from `hf_compat/engine/keywords.py`.
 
 | keyword | what it does here | refused |
 |---|---|---|

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from hf_compat.engine.fabric_variables import FABRIC_VARIABLES
-from hf_compat.engine.strategy_options import OPTIONS
+from hf_compat.engine.keywords import FABRIC_VARIABLES
+from hf_compat.engine.strategies.choice import OPTIONS
 from hf_compat.engine.strategy_table import CLASSES, ENVIRONMENTS, NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning_strategies.md"
@@ -15,7 +15,7 @@ environments. Each of Lightning's either works or is refused before training, wi
 By default the training arguments choose the strategy: `deepspeed`, `fsdp`, `parallelism_config`; otherwise DDP or, in
 one process, `DataParallel` or a single device.
 
-This page is generated from `hf_compat/engine/strategy_table.py` and `hf_compat/engine/strategy_options.py`.
+This page is generated from `hf_compat/engine/strategy_table.py` and `hf_compat/engine/strategies/choice.py`.
 """
 OF_INSTANCES = """\
 A name registered in Lightning's `StrategyRegistry` stands for an instance. A strategy named twice, here and by a field
@@ -35,7 +35,7 @@ registered first:
 
 <!-- first
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.clusters import LaunchedEnvironment
+from hf_compat.engine.process_layout import LaunchedEnvironment
 
 
 class MyCluster(LaunchedEnvironment):

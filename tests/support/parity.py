@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hf_compat.engine.strategies.deepspeed.autotp import reset_autotp
+from hf_compat.engine.strategies.deepspeed_engine import reset_autotp
 from tests.support.helpers import recording_callback
 
 Which = Literal["upstream", "ours", "mixed", "pieces"]

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, SequentialSampler
 from hf_compat import HFCheckpointIO, Trainer, TrainingArguments, cli
 from hf_compat.checkpoint import distributed_files, names
 from hf_compat.errors import CheckpointError
-from hf_compat.optim.groups import parameter_groups
+from hf_compat.optim.prepared import parameter_groups
 from hf_compat.optim.schedulers import get_scheduler
 from hf_compat.tools.convert.conversion import convert
-from hf_compat.tools.convert.conversion_options import Options
+from hf_compat.tools.convert.options import Options
 from tests.support import helpers
 from tests.support.checkpoints import Trap
 from tests.support.paths import SCRIPTS

@@ -17,7 +17,7 @@ from hf_compat.checkpoint import names
 from hf_compat.errors import CheckpointError
 from hf_compat.optim.schedulers import get_scheduler
 from hf_compat.tools.convert.conversion import convert
-from hf_compat.tools.convert.conversion_options import Options
+from hf_compat.tools.convert.options import Options
 from tests.tools.test_convert import (
     STEPS,
     assert_equal,

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hf_compat.checkpoint import names
 from hf_compat.errors import CheckpointError
-from hf_compat.optim.groups import parameter_groups
+from hf_compat.optim.prepared import parameter_groups
 from hf_compat.tools.convert.conversion import convert
-from hf_compat.tools.convert.conversion_options import Options
+from hf_compat.tools.convert.options import Options
 from tests.support.checkpoints import Trap
 from tests.support.deepspeed_tools import to_universal
 from tests.support.paths import SCRIPTS

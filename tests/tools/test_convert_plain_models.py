@@ -19,7 +19,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.checkpoint import names
 from hf_compat.errors import CheckpointError
 from hf_compat.tools.convert.conversion import convert
-from hf_compat.tools.convert.conversion_options import Options
+from hf_compat.tools.convert.options import Options
 from tests.support import helpers
 from tests.tools.test_convert import assert_equal, by_name, told
 

@@ -76,7 +76,7 @@ def test_a_command_line(script, capsys):
     assert {name: (row["value"], row["handling"], row["where"]) for name, row in rows.items()} == {
         "output_dir": ("out", "trainer", "lightning.Trainer(default_root_dir=...)"),
         "evaluation_strategy": ("epoch", "alias", "eval_strategy=..."),
-        "dataloader_pin_memory": (False, "plan", "hf_compat/arguments/data_loading.py"),
+        "dataloader_pin_memory": (False, "plan", "hf_compat/arguments/derived.py"),
         "bf16": (True, "trainer", "lightning.Trainer(plugins=...)"),
         "use_cpu": (True, "trainer", "lightning.Trainer(accelerator=...)"),
         "lr": ("1", "unknown", "the script"),
@@ -126,7 +126,7 @@ def test_every_reader_is_told(script, capsys):
         "data_seed": ["hf_compat/trainer/construction.py"],
         "use_cpu": ["hf_compat/engine/process_layout.py", "hf_compat/engine/run_settings.py"],
         "seed": ["hf_compat/lightning/cli.py", "hf_compat/seeding.py"],
-        "eval_on_start": ["hf_compat/run/hooks.py"],
+        "eval_on_start": ["hf_compat/trainer/loop.py"],
         "run_name": [
             "hf_compat/engine/loggers/comet.py",
             "hf_compat/engine/loggers/mlflow.py",

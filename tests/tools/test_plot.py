@@ -13,8 +13,7 @@ import torch
 from hf_compat import Trainer, TrainingArguments, cli
 from hf_compat.errors import CheckpointError
 from hf_compat.tools.plot.drawing import smoothed, usual_weight
-from hf_compat.tools.plot.history import read_histories, read_history
-from hf_compat.tools.plot.panels import panels_of
+from hf_compat.tools.plot.history import panels_of, read_histories, read_history
 from tests.support import helpers
 
 

@@ -17,8 +17,14 @@ from safetensors.torch import save_file
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, cli
 from hf_compat.errors import ReportError
 from hf_compat.tools.verify.command import split_words
-from hf_compat.tools.verify.comparing import compare, relative_difference, tensor_difference
-from hf_compat.tools.verify.record import Record, Weights, read_record
+from hf_compat.tools.verify.comparing import (
+    Record,
+    Weights,
+    compare,
+    read_record,
+    relative_difference,
+    tensor_difference,
+)
 from hf_compat.tools.verify.recorder import Recorder, callback_class
 from hf_compat.tools.verify.redirecting import copy_working_directory, refuse_writes
 from hf_compat.tools.verify.report import Report, as_json, as_page, as_table, summary
@@ -277,7 +283,7 @@ def test_table_and_json(tmp_path):
 def test_page(tmp_path, matplotlib):
     """The page has result, curves, table, environment and arguments, escaped, and loads nothing from elsewhere."""
     from hf_compat.tools.plot.drawing import as_svg
-    from hf_compat.tools.verify.picture import draw_comparison
+    from hf_compat.tools.verify.report import draw_comparison
 
     report = a_report(tmp_path)
     svg = as_svg(draw_comparison(report))
@@ -296,7 +302,7 @@ def drawn(report):
     """Return the panels of a report's picture by their titles, as they are drawn."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from hf_compat.tools.verify.picture import draw_comparison
+    from hf_compat.tools.verify.report import draw_comparison
 
     figure = draw_comparison(report)
     FigureCanvasAgg(figure).draw()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import hf_compat
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.arguments.fsdp import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.process_layout import ProcessLayout, ProcessStart
 from hf_compat.errors import (
@@ -42,7 +42,7 @@ from hf_compat.errors import (
     UnknownArgumentError,
     UntrainableModelError,
 )
-from hf_compat.evaluation.results import EvalLoopOutput
+from hf_compat.trainer.outputs import EvalLoopOutput
 from tests.support.helpers import WIDTH, ListDataset, PlainModel, Stream, vector_rows
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 import hf_compat
 from hf_compat import TrainerCallback
-from hf_compat.arguments.deepspeed.config import HfTrainerDeepSpeedConfig
-from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
+from hf_compat.arguments.deepspeed import DeepSpeedPlugin, HfTrainerDeepSpeedConfig
 from hf_compat.errors import TrainerSetupError
 from tests.support import helpers, trainers
 from tests.support.helpers import ListDataset, PlainModel, vector_rows

@@ -15,10 +15,10 @@ from transformers import trainer_utils
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments, default_compute_objective, default_hp_space_optuna
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.errors import ArgumentsError, NotSupportedError, SearchError
-from hf_compat.tuning.backends import apply_values
+from hf_compat.trainer.searching import apply_values
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import ROOT
 

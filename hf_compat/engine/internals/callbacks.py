@@ -27,19 +27,6 @@ from lightning.pytorch.trainer.states import RunningStage
 
 from hf_compat.data.windows import Window
 
-__all__ = [
-    "callback_states",
-    "keeps_masks",
-    "publish_metrics",
-    "restore_callback_states",
-    "restore_checkpoint_entries",
-    "resume_from_no_file",
-    "saved_checkpoint",
-    "saves_by_time",
-    "unfreeze_restored",
-    "with_window_counts",
-]
-
 
 def saves_by_time(callback: Callback) -> bool:
     """Return whether ``callback`` saves by time, which ``ModelCheckpoint`` leaves out under manual optimization."""

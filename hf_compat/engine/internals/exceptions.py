@@ -16,14 +16,6 @@ from typing import ParamSpec, TypeVar
 import lightning.pytorch as pl
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-__all__ = [
-    "StopIterationError",
-    "raise_keyboard_interrupt",
-    "raising_keyboard_interrupt",
-    "unwraps_stop_iteration",
-    "wraps_stop_iteration",
-]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

@@ -21,8 +21,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["execute_when_needed"]
-
 _PACKAGE = "torchmetrics"
 _NEEDED = {"Metric": f"{_PACKAGE}.metric", "MetricCollection": f"{_PACKAGE}.collections"}
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any, Literal, TypeVar, cast
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.strategies.launchers.subprocess_script import _launch_process_observer
 from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
@@ -31,28 +38,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_p
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hf_compat.arguments.fsdp.settings import FsdpSettings
-
-__all__ = [
-    "DEEPSPEED_NAMES",
-    "calling_strategy",
-    "changed_options",
-    "has_plain_ddp",
-    "overridden_names",
-    "parse_ddp_strategy",
-    "parse_deepspeed_strategy",
-    "parse_fsdp_strategy",
-    "parse_model_parallel_strategy",
-    "parts_of_strategy",
-    "plain_class",
-    "register_communication_hooks",
-    "replace_optimizer",
-    "replace_strategy",
-    "set_up_with_mesh",
-    "start_method",
-    "start_processes",
-    "starts_no_processes",
-]
+from hf_compat.arguments.fsdp import FsdpSettings
+from hf_compat.distributed.oom_consensus import vote
 
 _CHOSEN_BY_TRAINER = ("module", "device_ids", "output_device")
 """Keywords of torch's DDP that are not the user's."""
@@ -360,3 +347,87 @@ def start_processes(count: int, num_nodes: int, *, mark: str) -> None:
     launcher._call_children_scripts()
     if launcher.procs:
         _launch_process_observer(launcher.procs)
+
+
+# Collectives of torch and DeepSpeed that begin with a vote, for engines that communicate in every layer.
+#
+# Sharded models gather parameters and reduce gradients all through forward and backward pass, inside libraries. While
+# an attempt is under way, the ranks vote ahead of each of these collectives on whether one of them has failed: see
+# :mod:`hf_compat.distributed.oom_consensus`.
+
+
+_MODULES = (
+    *("torch.distributed", "torch.distributed.tensor._collective_utils", "deepspeed.comm"),
+    "transformers.distributed.expert_parallel",
+)
+"""Modules in which libraries look collectives up at each call, or have imported them by name."""
+_OPERATORS = ("_c10d_functional", "_dtensor")
+"""Namespaces of ``torch.ops`` whose operators functional collectives call, as do the gradients of these."""
+_COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_object"),
+    *("all_gather_single", "all_gather_tensor", "all_reduce", "all_reduce_coalesced", "all_to_all"),
+    *("all_to_all_single", "allgather_fn", "barrier", "broadcast", "broadcast_object_list", "gather"),
+    *("gather_object", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_fn"),
+    *("reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "scatter"),
+    *("scatter_object_list", "shard_dim_alltoall"),
+)
+"""Their names, of several releases."""
+
+
+@contextmanager
+def voted_collectives() -> Iterator[None]:
+    """Context in which the collectives of training begin with a vote of the attempt under way; every rank enters it.
+
+    Threads that Python has started, such as those of background saves, communicate at their own times, without a vote;
+    backward passes on GPUs run in threads of torch's.
+    """
+    main = threading.get_ident()
+    replaced: list[tuple[ModuleType, str, Any]] = []
+    modules: list[ModuleType] = [sys.modules[name] for name in _MODULES if name in sys.modules]
+    operators: list[ModuleType] = [getattr(torch.ops, name) for name in _OPERATORS]
+    for module, name in itertools.product((*modules, *operators), _COLLECTIVES):
+        if callable(function := getattr(module, name, None)):
+            replaced.append((module, name, function))
+            setattr(module, name, (_VotedOperator if module in operators else _voted)(function, main))
+    try:
+        yield
+    finally:
+        for module, name, function in replaced:
+            setattr(module, name, function)
+
+
+class _VotedOperator:
+    """An operator of torch that begins with a vote; its overloads are the operator's own.
+
+    Contract: ``torch.distributed._functional_collectives``, and since torch 2.13 the gradients that it registers, look
+    operators up in ``torch.ops`` at each call.
+
+    Args:
+        operator: The operator.
+        main: The thread that trains.
+    """
+
+    def __init__(self, operator: Any, main: int) -> None:
+        self._operator = operator
+        self._call = _voted(operator, main)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
+
+
+def _voted(function: Callable[..., Any], main: int) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def voted(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == main or _is_of_torch(threading.current_thread()):
+            vote()
+        return function(*args, **kwargs)
+
+    return voted
+
+
+def _is_of_torch(thread: threading.Thread) -> bool:
+    """Return whether ``thread`` was not started by Python, which gives it a substitute of this name."""
+    return thread.name.startswith("Dummy-")

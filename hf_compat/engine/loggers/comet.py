@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["CometCallback"]
 
 _FRAMEWORK = "transformers"
 _MODES = ("get_or_create", "create", "get")

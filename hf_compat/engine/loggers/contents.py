@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["SUMMARY_KEYS", "model_config", "naming_folder", "numbers", "run_config", "save_model", "warn_of_dropped"]
 
 SUMMARY_KEYS = frozenset(
     ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")

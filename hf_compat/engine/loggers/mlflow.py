@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["ActiveRun", "MLflowCallback"]
 
 _NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-\.\ :/]")
 

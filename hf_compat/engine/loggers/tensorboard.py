@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from hf_compat.arguments.run_names import event_folder
+from hf_compat.arguments.derived import event_folder
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.engine.loggers.contents import naming_folder, numbers, warn_of_dropped
 from hf_compat.metrics import rewrite_logs
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from hf_compat.arguments import TrainingArguments
     from hf_compat.state import TrainerControl, TrainerState
-
-__all__ = ["EventFiles", "TensorBoardCallback", "write_configuration", "write_texts"]
 
 
 class EventFiles(TensorBoardLogger):

@@ -13,7 +13,7 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from hf_compat.arguments.run_names import group_of_trials, has_name_of_its_own
+from hf_compat.arguments.derived import group_of_trials, has_name_of_its_own
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.engine.loggers.contents import SUMMARY_KEYS, model_config, run_config, save_model
 from hf_compat.errors import require_package
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["CurrentRun", "WandbCallback"]
 
 _STEP = "train/global_step"
 """The metric on the x axis of all others."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from hf_compat.checkpoint import names, optimizer_states, state_dict_files, weights
+from hf_compat.arguments.accelerator_config import syncs_each_batch
+from hf_compat.checkpoint import names, states, weights
 from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.engine.internals.loops import is_fitting
 from hf_compat.engine.internals.strategies import starts_no_processes
+from hf_compat.engine.moving import is_in_8_or_4_bits
+from hf_compat.engine.process_layout import ProcessLayout, lightning_accelerator
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["ModelStrategy"]
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
 
 
 class _BatchContext:
@@ -289,18 +294,18 @@ class ModelStrategy(Strategy):
             saves_common: Whether this rank writes the files that are equal on all ranks, besides its shards.
         """
         if saves_common:
-            state_dict_files.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, file_writer=file_writer)
+            states.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, file_writer=file_writer)
 
     def has_optimizer(self, folder: str) -> bool:
         """Return whether ``folder`` has the states of both optimizer and schedule; otherwise neither is loaded."""
-        return optimizer_states.exists(Path(folder)) and Path(folder, names.SCHEDULER_NAME).is_file()
+        return states.exists(Path(folder)) and Path(folder, names.SCHEDULER_NAME).is_file()
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
         """Load the optimizer's state in ``folder``, saved with any strategy; every rank calls it."""
         if Path(folder, names.OPTIMIZER_NAME).is_file():
-            state_dict_files.load_state_file(optimizer, folder, names.OPTIMIZER_NAME)
+            states.load_state_file(optimizer, folder, names.OPTIMIZER_NAME)
         else:
-            optimizer_states.load(optimizer, self.lightning_module.model, Path(folder))
+            states.load(optimizer, self.lightning_module.model, Path(folder))
 
     def resume_engine(self, folder: str) -> None:
         """Load weights, optimizer and schedule in ``folder`` into the engine; does nothing without an engine.
@@ -321,3 +326,100 @@ class ModelStrategy(Strategy):
 
         Every rank calls it, before the strategy of the next ``lightning.Trainer`` is set up.
         """
+
+
+# A single device: the model is not wrapped.
+
+
+class OneDeviceStrategy(ModelStrategy, SingleDeviceStrategy):
+    """A single device.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        super().__init__(device=device)
+
+    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any] | None:
+        """Return None, unless ``model`` is one of several processes', prepared before a run has a strategy."""
+        return super().without_sync(model) if torch.distributed.is_initialized() else None
+
+
+def one_device_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> OneDeviceStrategy:
+    """Return the single-device strategy of a run."""
+    return OneDeviceStrategy(device)
+
+
+# Several GPUs in one process: torch's `DataParallel` replicates the model in each forward pass.
+
+
+class DataParallelStrategy(ModelStrategy, SingleDeviceStrategy):
+    """The model on the first GPU, with replicas on the others for the length of a forward and a backward pass.
+
+    To Lightning it is a single device. The wrapper is what the Trainer's ``_wrap_model`` returns: it is the Trainer's
+    ``model_wrapped`` in training, and evaluations make one of their own.
+
+    Args:
+        device: The first GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        super().__init__(device=device)
+
+
+def replicated(model: nn.Module) -> nn.Module:
+    """Return ``model`` in ``DataParallel``, or as it is if its weights are quantized and cannot be replicated."""
+    return model if is_in_8_or_4_bits(model) else nn.DataParallel(model)
+
+
+def data_parallel_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DataParallelStrategy:
+    """Return the strategy of a run on several GPUs of this process."""
+    return DataParallelStrategy(device)
+
+
+# Creating the strategy of a `lightning.Trainer` by its name.
+
+
+STRATEGIES = {
+    "one device": "base.one_device_strategy",
+    "data parallel": "base.data_parallel_strategy",
+    "ddp": "ddp.ddp_strategy",
+    "fsdp1": "fsdp1.fsdp1_strategy",
+    "fsdp2": "device_mesh.fsdp2_strategy",
+    "deepspeed": "deepspeed.deepspeed_strategy",
+    "tensor parallel": "device_mesh.tensor_parallel_strategy",
+    "presharded": "device_mesh.presharded_strategy",
+}
+"""``ProcessLayout.strategy`` → the function in this package that creates the strategy of a run.
+
+By their names, as a run imports one of them. Each takes the layout, the device, the training arguments and the model.
+"""
+
+
+def _create(process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module) -> Strategy:
+    builder = pkgutil.resolve_name(f"{__package__}.{STRATEGIES[process_layout.strategy]}")
+    strategy: Strategy = builder(process_layout, device, args, model)
+    return strategy
+
+
+def device_keywords(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> dict[str, Any]:
+    """Return the keywords of ``lightning.Trainer`` for devices, nodes and strategy."""
+    device, launch = args.device, process_layout.launch
+    devices: Any = launch.local_world_size
+    if launch.world_size == 1 and device.type != "cpu":
+        devices = [device.index or 0]
+    strategy: Any = _create(process_layout, device, args, model)
+    strategy.syncs_each_batch = syncs_each_batch(args)
+    return {
+        "accelerator": lightning_accelerator(device),
+        "devices": devices,
+        "num_nodes": launch.num_nodes,
+        "strategy": strategy,
+    }

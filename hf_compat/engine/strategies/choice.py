@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.pytorch.plugins import CheckpointIO, Precision
 from lightning.pytorch.strategies import (
     DDPStrategy,
     DeepSpeedStrategy,
@@ -12,31 +16,478 @@ from lightning.pytorch.strategies import (
     ModelParallelStrategy,
     SingleDeviceStrategy,
     Strategy,
+    StrategyRegistry,
 )
+from torch import nn
+from torch.distributed.tensor import DTensor
 
-from hf_compat.arguments.deepspeed.requested import autotp_size, uses_deepspeed
-from hf_compat.arguments.fields.unknown import nearest_value
-from hf_compat.arguments.fsdp.fsdp_checks import device_limits
-from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
-from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, world_size_problem
+from hf_compat.arguments.checks import config_contradictions, field_contradictions
+from hf_compat.arguments.deepspeed import autotp_size, config_in_use, uses_deepspeed
+from hf_compat.arguments.fsdp import FsdpSettings, device_limits, node_limits, read_fsdp
+from hf_compat.arguments.parallelism import (
+    ParallelSizes,
+    read_parallelism,
+    read_sequence_parallelism,
+    world_size_problem,
+)
+from hf_compat.arguments.problems import nearest_value
+from hf_compat.checkpoint.background import is_requested
+from hf_compat.distributed.processes import import_deepspeed
 from hf_compat.engine.internals.strategies import (
     DEEPSPEED_NAMES,
     changed_options,
     overridden_names,
     parse_ddp_strategy,
+    parse_deepspeed_strategy,
     parse_fsdp_strategy,
     parse_model_parallel_strategy,
+    parts_of_strategy,
     plain_class,
     start_method,
 )
-from hf_compat.engine.strategy_options import refused_options
-from hf_compat.engine.strategy_table import ABSTRACT, CLASSES, NAMES, is_of_ray, refused_strategy
+from hf_compat.engine.keywords import user_plugins
+from hf_compat.engine.moving import is_spread
+from hf_compat.engine.precision import FullPrecision
+from hf_compat.engine.ring_attention import TENSOR_PARALLEL, context_parallel_limits, float16_problem
+from hf_compat.engine.strategies.deepspeed_engine import sequence_parallel_limits
+from hf_compat.engine.strategy_table import (
+    ABSTRACT,
+    CLASSES,
+    NAMES,
+    Support,
+    is_of_ray,
+    refused,
+    refused_strategy,
+    works,
+)
 from hf_compat.errors import TrainerSetupError
+from hf_compat.model_facts import indivisible_heads, is_peft_model, presharded_size
+from hf_compat.optim.optimizers import plain_name
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.deepspeed import HfTrainerDeepSpeedConfig
+    from hf_compat.arguments.sequence_parallelism import SequenceParallelism
 
-__all__ = ["StrategyChoice", "choose_strategy", "format_strategy", "read_parallel_sizes"]
+# The arguments of a Trainer that each strategy does not support.
+
+
+_HEADS = {
+    "q_proj": "num_attention_heads",
+    "k_proj": "num_key_value_heads",
+    "v_proj": "num_key_value_heads",
+}
+"""A module of an attention layer → the number in the config of the heads that it computes."""
+
+
+def deepspeed_limits(request: StrategyRequest) -> list[str]:
+    """Return a message for each argument that is not supported with DeepSpeed."""
+    args, precision, deepspeed = request.args, request.precision, config_in_use(request.args)
+    config, sequences = deepspeed.config, read_sequence_parallelism(args)
+    problems = [*field_contradictions(args)]
+    problems += _tensor_parallel_problems(deepspeed, sequences, request.model)
+    problems += config_contradictions(args, in_background=is_requested(args))
+    problems += sequence_parallel_limits(sequences, request.model)
+    if not isinstance(precision, FullPrecision):
+        problems.append(
+            f"`lightning={{'plugins': [{type(precision).__name__}]}}` is not supported with `deepspeed`: its config "
+            "sets the precision. Remove the plugin."
+        )
+    optim = str(plain_name(args.optim))
+    if "optimizer" in config and not optim.startswith("adamw"):
+        problems.append(f"`optim={optim!r}`: the DeepSpeed config has an `optimizer` too. Set only one of them.")
+    return problems
+
+
+def _tensor_parallel_problems(
+    config: HfTrainerDeepSpeedConfig, sequences: SequenceParallelism | None, model: nn.Module | None
+) -> Iterator[str]:
+    """Yield a message for each setting beside which DeepSpeed's tensor parallelism, if ``config`` has it, fails."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return
+    name = f"`tensor_parallel.autotp_size={size}` in the DeepSpeed config"
+    if is_peft_model(model):
+        yield (
+            f"{name} is not supported with the adapters of a peft model, whose parameters DeepSpeed does not find "
+            "again once it has split the matrices below them. Merge the adapters, or use ZeRO-3 in its place."
+        )
+    if config.is_zero3():
+        yield (
+            f"{name} is not supported with ZeRO-3, which refuses the samples of an update step that the Trainer fills "
+            "in, also that of transformers. Set `zero_optimization.stage` to 0, 1 or 2, or remove `tensor_parallel`."
+        )
+    if sequences is not None:
+        yield (
+            f"{name} is not supported with `sp_size={sequences.size}` in `parallelism_config`: DeepSpeed takes the "
+            "groups of ranks of one of them only. Remove one."
+        )
+
+
+def data_parallel_limits(request: StrategyRequest) -> list[str]:
+    """Return a message for each argument that is not supported with several GPUs in one process."""
+    args, model = request.args, request.model
+    if "underflow_overflow" not in args.debug or (model is not None and is_spread(model, args.device)):
+        return []
+    return [
+        f"`debug='underflow_overflow'` is not supported under DP, with {args.n_gpu} GPUs in one process: its hooks "
+        "would not be those of the replicas. Start the script with `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU."
+    ]
+
+
+def fsdp_limits(request: StrategyRequest) -> list[str]:
+    """Return a message for each argument that is not supported with FSDP, or with tensor parallelism."""
+    args, settings, problems = request.args, request.fsdp, list[str]()
+    if request.sizes.tp > 1 and args.mixed_precision == "fp16":
+        problems.append(float16_problem(f"`tp_size={request.sizes.tp}`"))
+    if settings is None:  # tensor parallelism only
+        return problems
+    problems += node_limits(args)
+    if is_peft_model(request.model) and settings.state_dict_type == "sharded":
+        problems.append(
+            "`model`: the adapters of a peft model can only be saved as a full state dict. Set "
+            "`fsdp_config={'state_dict_type': 'FULL_STATE_DICT'}`."
+        )
+    if request.has_optimizers:
+        problems.append(
+            "Passing `optimizers` is not allowed if PyTorch FSDP is enabled: it was created with the full parameters, "
+            "which FSDP replaces by shards. Override `create_optimizer`, or pass `optimizer_cls_and_kwargs`."
+        )
+    problems += context_parallel_limits(request.sizes.cp, request.model)
+    return problems
+
+
+def presharded_limits(request: StrategyRequest) -> list[str]:
+    """Return a message for heads that ranks cannot share, and for float16 of parameters on several device meshes."""
+    sizes = {name: presharded_size(request.model, name) for name in ("tp_size", "ep_size")}
+    problems = [*_divided_heads(request.model, sizes["tp_size"])]
+    if request.args.mixed_precision == "fp16" and max(sizes.values()) > 1:
+        split = " and ".join(f"`{name}={size}`" for name, size in sizes.items() if size > 1)
+        problems.append(float16_problem(f"a model that was loaded with {split}"))
+    return problems
+
+
+def _divided_heads(model: nn.Module | None, size: int) -> Iterator[str]:
+    """Yield a message if the ``size`` ranks that split matrices of attention have parts of heads."""
+    if model is None or size == 1:
+        return
+    split = {name.split(".")[-2] for name, item in model.named_parameters() if "." in name and _is_split(item)}
+    computed = {_HEADS[name] for name in _HEADS.keys() & split}
+    wrong = [f"`{name}={count}`" for name, count in indivisible_heads(model, size) if name in computed]
+    if wrong:
+        yield (
+            f"`model`: {type(model).__name__} was loaded with `tp_size={size}`, which does not divide "
+            f"{' and '.join(wrong)} of its config: each rank would have parts of heads. Load it with another `tp_size`."
+        )
+
+
+def _is_split(parameter: nn.Parameter) -> bool:
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names or (TENSOR_PARALLEL,)  # without names it is by a `tp_plan`
+    return any(
+        name == TENSOR_PARALLEL and placement.is_shard()
+        for name, placement in zip(names, parameter.placements, strict=False)
+    )
+
+
+# Properties of each strategy that are known by its name, before it is created, and what it does not support.
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRequest:
+    """The arguments of a Trainer that a strategy may not support."""
+
+    args: TrainingArguments
+    """The training arguments."""
+    model: nn.Module | None
+    """The model; None if ``model_init`` has not been called yet."""
+    has_optimizers: bool
+    """Whether an optimizer or a schedule was passed to the Trainer."""
+    precision: Precision
+    """Lightning's precision plugin."""
+    fsdp: FsdpSettings | None
+    """How FSDP shards the model; None without FSDP."""
+    sizes: ParallelSizes
+    """The sizes of the device mesh; all 1 without one."""
+
+
+def _none(request: StrategyRequest) -> list[str]:
+    return []
+
+
+def _keeps_dtype(args: TrainingArguments) -> torch.dtype | None:
+    return None
+
+
+def _never(args: TrainingArguments) -> bool:
+    return False
+
+
+def _always(args: TrainingArguments) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyTraits:
+    """Properties of a strategy; the defaults are those of a single device."""
+
+    shards_model: bool = False
+    """The model is sharded: a checkpoint's weights are loaded after it is wrapped."""
+    places_model: bool = True
+    """The Trainer moves the model to its device; otherwise the strategy does, unit by unit."""
+    has_engine: bool = False
+    """An engine owns weights, optimizer and schedule; ``resume_engine`` loads them together."""
+    own_precision: bool = False
+    """The engine handles mixed precision: no gradient scaler, no autocast around the loss."""
+    own_casts: bool = False
+    """The strategy casts parameters, inputs and outputs for mixed precision: no autocast around the forward pass."""
+    recounts_parameters: bool = False
+    """The number of parameters on a rank changes from batch to batch."""
+    flat_shards: bool = False
+    """Gradients are shards of flat parameters: the gradient scaler checks for infinite ones on all ranks."""
+    input_dtype: Callable[[TrainingArguments], torch.dtype | None] = _keeps_dtype
+    """Training arguments → dtype that floating-point inputs are cast to; None for no cast."""
+    groups_by_mesh: bool = False
+    """The optimizer's parameter groups are divided by device mesh, since its kernels are for tensors of one."""
+    shards_as_it_loads: Callable[[TrainingArguments], bool] = _never
+    """Training arguments → whether ``from_pretrained`` shards the model, so that saving needs the strategy."""
+    limits: Callable[[StrategyRequest], list[str]] = _none
+    """Request of a Trainer → a message for each of its arguments that is not supported."""
+
+
+def _engine_dtype(args: TrainingArguments) -> torch.dtype | None:
+    return config_in_use(args).dtype()
+
+
+def _is_zero3(args: TrainingArguments) -> bool:
+    return bool(config_in_use(args).is_zero3())
+
+
+STRATEGY_TRAITS: dict[str, StrategyTraits] = {
+    "one device": StrategyTraits(),
+    "data parallel": StrategyTraits(limits=data_parallel_limits),
+    "ddp": StrategyTraits(),
+    "fsdp1": StrategyTraits(shards_model=True, places_model=False, flat_shards=True, limits=fsdp_limits),
+    "fsdp2": StrategyTraits(shards_model=True, places_model=False, own_casts=True, limits=fsdp_limits),
+    "tensor parallel": StrategyTraits(shards_model=True, places_model=False, limits=fsdp_limits),
+    "presharded": StrategyTraits(
+        shards_model=True,
+        places_model=False,
+        groups_by_mesh=True,
+        shards_as_it_loads=_always,
+        limits=presharded_limits,
+    ),
+    "deepspeed": StrategyTraits(
+        shards_model=True,
+        places_model=False,
+        has_engine=True,
+        own_precision=True,
+        recounts_parameters=True,
+        input_dtype=_engine_dtype,
+        shards_as_it_loads=_is_zero3,
+        limits=deepspeed_limits,
+    ),
+}
+"""``ProcessLayout.strategy`` → its properties."""
+
+
+# The options of Lightning's strategy classes in a run: what each becomes, and which are refused.
+#
+# `docs/lightning_strategies.md` is generated from the table of this module.
+
+
+_PLUGINS = {
+    "checkpoint_io": works("As in `plugins`: for Lightning's own checkpoints."),
+    "cluster_environment": works("As in `plugins`."),
+    "precision_plugin": works("As in `plugins`."),
+}
+_DEVICES = {
+    "accelerator": refused("the training arguments choose the device", "`use_cpu`, or CUDA_VISIBLE_DEVICES"),
+    "parallel_devices": refused("the training arguments choose the devices", "`use_cpu`, or CUDA_VISIBLE_DEVICES"),
+}
+_PROCESSES = {
+    "process_group_backend": refused(
+        "the training arguments initialise the process group", "`TrainingArguments(ddp_backend=...)`"
+    ),
+    "timeout": refused("the training arguments initialise the process group", "`TrainingArguments(ddp_timeout=...)`"),
+}
+_WITH_HOOK = works("As in Lightning, on CPUs too; `ddp_comm_state` and `ddp_comm_wrapper` need a `ddp_comm_hook`.")
+_OFFLOAD = works("`zero_optimization.offload_optimizer` in the DeepSpeed config, if `offload_optimizer` is set.")
+_OFFLOAD_WEIGHTS = works("`zero_optimization.offload_param` in the DeepSpeed config, if `offload_parameters` is set.")
+_LOSS_SCALE = works("The key of that name in `fp16` of the DeepSpeed config, which `fp16=True` enables.")
+
+_KINDS: dict[str, type] = {
+    "checkpoint_io": CheckpointIO,
+    "cluster_environment": ClusterEnvironment,
+    "precision_plugin": Precision,
+}
+"""Argument of a strategy → the kind of plugin that it is."""
+
+
+def _in_section(section: str) -> Support:
+    return works(f"The key of that name in `{section}` of the DeepSpeed config.")
+
+
+OPTIONS: dict[str, dict[str, Support]] = {
+    "DDPStrategy": {
+        **_DEVICES,
+        **_PLUGINS,
+        **_PROCESSES,
+        **dict.fromkeys(("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper"), _WITH_HOOK),
+        "model_averaging_period": works("As in Lightning, with a `PostLocalSGDState` as `ddp_comm_state`."),
+        "start_method": works("How `devices` processes are started without a launcher."),
+        "kwargs": works("Keywords of torch's `DistributedDataParallel`; they override the fields `ddp_...`."),
+    },
+    "DeepSpeedStrategy": {
+        **_DEVICES,
+        **_PROCESSES,
+        "cluster_environment": _PLUGINS["cluster_environment"],
+        "precision_plugin": refused("the DeepSpeed config sets the precision", "`bf16`, `fp16` or `precision`"),
+        "config": works(
+            "The DeepSpeed config. Batch size, accumulation, clipping, `fp16` and `bf16` are `'auto'`, unless it has "
+            "them: they follow the training arguments. Lightning itself drops the options that its constructor makes "
+            "a config of (`stage` and those of offloading, `aio` and checkpointing) if it is given one."
+        ),
+        "zero_optimization": works("False is stage 0."),
+        "logging_batch_size_per_gpu": works(
+            "`train_micro_batch_size_per_gpu` in the DeepSpeed config, which must be `per_device_train_batch_size`."
+        ),
+        "zero_allow_untested_optimizer": works(
+            "The key of that name in the DeepSpeed config; true for an optimizer that is not in the config."
+        ),
+        **dict.fromkeys(
+            (
+                *("stage", "sub_group_size", "contiguous_gradients", "overlap_comm", "allgather_partitions"),
+                *("reduce_scatter", "allgather_bucket_size", "reduce_bucket_size"),
+            ),
+            _in_section("zero_optimization"),
+        ),
+        **dict.fromkeys(("offload_optimizer", "offload_optimizer_device", "optimizer_buffer_count"), _OFFLOAD),
+        **dict.fromkeys(
+            ("offload_parameters", "offload_params_device", "params_buffer_count", "params_buffer_size", "max_in_cpu"),
+            _OFFLOAD_WEIGHTS,
+        ),
+        **dict.fromkeys(("nvme_path", "pin_memory"), works("The key of that name in both sections of offloading.")),
+        **dict.fromkeys(
+            ("block_size", "queue_depth", "single_submit", "overlap_events", "thread_count"), _in_section("aio")
+        ),
+        **dict.fromkeys(
+            (
+                *("partition_activations", "cpu_checkpointing"),
+                *("contiguous_memory_optimization", "synchronize_checkpoint_boundary"),
+            ),
+            _in_section("activation_checkpointing"),
+        ),
+        **dict.fromkeys(
+            ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"), _LOSS_SCALE
+        ),
+        "remote_device": refused(
+            "the model is there before the strategy", "`offload_parameters=True` to keep its weights elsewhere"
+        ),
+        "logging_level": refused("DeepSpeed logs at the level of the Trainer", "`TrainingArguments(log_level=...)`"),
+        "load_full_weights": refused(
+            "checkpoints are those of the Trainer", "`from_pretrained` to begin with the weights of a file"
+        ),
+        "exclude_frozen_parameters": refused(
+            "checkpoints are those of transformers, which leave frozen parameters out of adapters only",
+            "a peft model, or leave it out",
+        ),
+    },
+    "FSDPStrategy": {
+        **_DEVICES,
+        **_PROCESSES,
+        "cluster_environment": _PLUGINS["cluster_environment"],
+        "checkpoint_io": refused("sharded checkpoints are written by `torch.distributed.checkpoint`", "no plugin"),
+        "precision_plugin": refused("the training arguments set the precision", "`bf16`, `fp16` or `precision`"),
+        "mixed_precision": refused("the training arguments set the precision", "`bf16`, `fp16` or `precision`"),
+        "cpu_offload": works("`cpu_offload` of `fsdp_config`; on GPUs."),
+        "auto_wrap_policy": works(
+            "A set of layer classes is `transformer_layer_cls_to_wrap`, torch's size-based policy `min_num_params` of "
+            "`fsdp_config`; others are refused."
+        ),
+        **dict.fromkeys(
+            ("activation_checkpointing", "activation_checkpointing_policy"),
+            works("`activation_checkpointing` of `fsdp_config`, for the layers of `auto_wrap_policy` and no others."),
+        ),
+        "sharding_strategy": works("`reshard_after_forward` of `fsdp_config`, by its name."),
+        "state_dict_type": works("`state_dict_type` of `fsdp_config`."),
+        "device_mesh": refused(
+            "the mesh is that of all ranks, for hybrid sharding nodes by ranks of a node",
+            "`sharding_strategy='HYBRID_SHARD'`",
+        ),
+        "kwargs": works(
+            "`backward_prefetch`, `forward_prefetch`, `limit_all_gathers`, `use_orig_params` and `sync_module_states` "
+            "of `fsdp_config`; others are refused."
+        ),
+    },
+    "ModelParallelStrategy": {
+        **_PROCESSES,
+        "data_parallel_size": works("`dp_shard_size` of `parallelism_config`; by default the number of nodes."),
+        "tensor_parallel_size": works(
+            "`tp_size` of `parallelism_config`; by default the number of ranks of a node. 1 is refused: set `fsdp`."
+        ),
+        "save_distributed_checkpoint": works("Checkpoints are those of the training arguments: whole, as if False."),
+    },
+    "SingleDeviceStrategy": {
+        "accelerator": _DEVICES["accelerator"],
+        "checkpoint_io": _PLUGINS["checkpoint_io"],
+        "precision_plugin": _PLUGINS["precision_plugin"],
+        "device": works("Has to be the device that the training arguments choose."),
+    },
+}
+"""Strategy class → each argument of its constructor → what becomes of it; one that is refused is so off its default."""
+
+
+def refused_options(name: str) -> dict[str, Support]:
+    """Return the arguments of the strategy class ``name`` that are refused, with the reasons."""
+    return {option: one for option, one in OPTIONS.get(name, {}).items() if not one.works}
+
+
+def strategy_spelled_out(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return ``keywords`` with what ``strategy`` stands for, and why that cannot be.
+
+    As in Lightning a name may be in capitals, or one that a user has registered with `StrategyRegistry`, and plugins
+    may be handed to a strategy.
+    """
+    meant, strategy = dict(keywords), keywords.get("strategy")
+    if isinstance(strategy, str):
+        strategy = strategy.lower()
+        if strategy not in NAMES and strategy in StrategyRegistry:
+            strategy = StrategyRegistry.get(strategy)
+        meant["strategy"] = strategy
+    if not isinstance(strategy, Strategy):
+        return meant, []
+    skipped = refused_options(plain_class(strategy).__name__)  # there is an error when the strategy is read
+    parts = {name: part for name, part in parts_of_strategy(strategy).items() if name not in skipped}
+    plugins = user_plugins(keywords)
+    problems = [
+        f"`lightning={{'strategy': {type(strategy).__name__}({name}=...), 'plugins': [{type(other).__name__}]}}` both "
+        f"set the {name.replace('_', ' ')}: choose one of them."
+        for name in parts
+        for other in plugins
+        if isinstance(other, _KINDS[name])
+    ]
+    if parts:
+        meant["plugins"] = [*plugins, *parts.values()]
+    return meant, problems
+
+
+def deepspeed_meant(strategy: object, *, use_cpu: bool) -> dict[str, Any] | None:
+    """Return the DeepSpeed config that the keyword ``strategy`` stands for; None if it is another strategy.
+
+    Args:
+        strategy: The user's strategy, a name or an instance.
+        use_cpu: Whether the run is on the CPU, whatever devices there are; DeepSpeed detects its device on import.
+
+    Raises:
+        MissingPackageError: If DeepSpeed is not installed.
+    """
+    if isinstance(strategy, str) and strategy in DEEPSPEED_NAMES:
+        import_deepspeed(torch.device("cpu" if use_cpu else "cuda"))
+        strategy = StrategyRegistry.get(strategy)
+    return parse_deepspeed_strategy(strategy) if isinstance(strategy, DeepSpeedStrategy) else None
+
 
 _START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
 """Lightning's name of DDP → how processes are started: by running the script again, or a multiprocessing method."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,26 +14,35 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
-from hf_compat.checkpoint import distributed_files, dtensors, names, optimizer_states, weights
+from hf_compat.arguments.deepspeed import uses_deepspeed
+from hf_compat.arguments.fsdp import FsdpSettings
+from hf_compat.arguments.parallelism import ParallelSizes, world_size_problem
+from hf_compat.arguments.releases import resolve_semantics
+from hf_compat.checkpoint import distributed_files, distributed_files as dtensors, names, states, weights
 from hf_compat.checkpoint.background import CheckpointFileWriter
-from hf_compat.engine.clusters import LaunchedEnvironment
 from hf_compat.engine.internals.strategies import set_up_with_mesh
-from hf_compat.engine.parallel_mesh import has_replicas
-from hf_compat.engine.process_layout import ProcessLayout
-from hf_compat.engine.ring_attention import context_parallel_limits, drop_masks
+from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout, with_mesh
+from hf_compat.engine.ring_attention import (
+    TENSOR_PARALLEL,
+    context_parallel_limits,
+    drop_masks,
+    has_replicas,
+    sharding_mesh,
+)
 from hf_compat.engine.strategies.base import ModelStrategy
-from hf_compat.engine.strategies.fsdp.sharding import reshard
+from hf_compat.engine.strategies.sharding import broadcast_from_rank0, is_split, reshard, shard_model, split_model
 from hf_compat.errors import ModelError
+from hf_compat.model_facts import presharded_size
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["DeviceMeshStrategy"]
+    from hf_compat.arguments import TrainingArguments
 
 
 class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
@@ -169,7 +179,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         """
         module: Any = self.lightning_module
         reshard(module.model)
-        state = optimizer_states.by_name(optimizer, module.model)
+        state = states.by_name(optimizer, module.model)
         if self.saves_sharded_weights:
             distributed_files.save(
                 {"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), file_writer=file_writer
@@ -182,7 +192,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         if self._shard is None:
             return
         del full  # before the next file's content is gathered
-        resumable = optimizer_states.weights_for_resuming(module.model, self.full_state_dict(module.model))
+        resumable = states.weights_for_resuming(module.model, self.full_state_dict(module.model))
         if saves_common:
             file_writer(torch.save, resumable, Path(folder, names.FULL_FSDP_WEIGHTS_NAME))
 
@@ -190,7 +200,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""
         module: Any = self.lightning_module
         reshard(module.model)
-        optimizer_states.load(optimizer, module.model, Path(folder))
+        states.load(optimizer, module.model, Path(folder))
         _disable_fused_updates(optimizer)
 
     def abandon(self, model: nn.Module) -> None:
@@ -240,3 +250,115 @@ def _disable_fused_updates(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if len(_meshes(group["params"])) > 1:
             group.update({switch: False for switch in ("foreach", "fused") if switch in group})
+
+
+# Models that `from_pretrained(distributed_config=...)` has sharded: by FSDP 2, tensor or expert parallelism.
+
+
+def presharded_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DeviceMeshStrategy:
+    """Return the strategy of a model that ``from_pretrained`` has sharded."""
+    return DeviceMeshStrategy(process_layout, device, shard=None, saves_sharded=False)
+
+
+def presharded_layout(
+    layout: ProcessLayout, model: nn.Module, args: TrainingArguments, strategy: object
+) -> ProcessLayout:
+    """Return ``layout`` with the device mesh over which ``from_pretrained`` has sharded ``model``; every rank calls it.
+
+    Args:
+        layout: The ranks, and what arguments and keywords request.
+        model: The model.
+        args: The training arguments.
+        strategy: The user's keyword ``strategy`` of ``lightning.Trainer``.
+
+    Raises:
+        ModelError: If the model is a pipeline, or the arguments request that it is sharded once more, or otherwise.
+    """
+    stages = presharded_size(model, "pp_size")
+    if stages > 1:
+        raise ModelError(
+            f"`model`: pipeline parallelism (`pp_size={stages}` of its `distributed_config`) is for inference. "
+            "Load it with `tp_size` or `fsdp_size` to train it."
+        )
+    sizes = ParallelSizes(
+        dp_replicate=presharded_size(model, "dp_replicate_size"),
+        dp_shard=presharded_size(model, "fsdp_size"),
+        tp=presharded_size(model, "tp_size"),
+    )
+    requested = {
+        "`fsdp`": layout.fsdp is not None,
+        "`deepspeed`": uses_deepspeed(args),
+        "`strategy` of `lightning`": strategy != "auto",
+        f"`parallelism_config` with {layout.sizes}": layout.mesh is not None and layout.sizes != sizes,
+    }
+    twice = [name for name, is_requested in requested.items() if is_requested]
+    if twice:
+        raise ModelError(
+            f"`model`: `from_pretrained` has sharded it already, with {sizes} of its `distributed_config`, which "
+            f"contradicts {' and '.join(twice)}. Remove the latter, or load the model without `distributed_config`."
+        )
+    if problem := world_size_problem(sizes, layout.launch.world_size):
+        raise ModelError(f"`model`: {problem}")
+    layout = replace(layout, strategy="presharded")
+    return with_mesh(layout, sizes, args.device) if layout.mesh is None else layout
+
+
+# Tensor parallelism: matrices split over consecutive ranks, and parameters sharded over data-parallel ranks.
+
+
+def tensor_parallel_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DeviceMeshStrategy:
+    """Return the tensor-parallel strategy of a run.
+
+    It splits the model by its plan: parameters in the plan are DTensors, the others are replicated. With a
+    data-parallel size above 1 all are sharded too, as with FSDP version 2.
+    """
+    settings = process_layout.fsdp or FsdpSettings(version=2)
+    dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    keeps_masks = resolve_semantics(args.semantics).corrected
+
+    def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+        if is_split(model):
+            return
+        broadcast_from_rank0(model, device, upcast=dtype is not None)
+        split_model(model, mesh[TENSOR_PARALLEL])
+        if sharding_mesh(mesh).size() > 1:
+            shard_model(
+                model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=keeps_masks
+            )
+
+    return DeviceMeshStrategy(process_layout, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
+
+
+# FSDP version 2: the model's parameters sharded over ranks by torch's `fully_shard`.
+
+
+def fsdp2_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DeviceMeshStrategy:
+    """Return the FSDP version 2 strategy of a run."""
+    settings = process_layout.fsdp
+    assert settings is not None, "the strategy is FSDP"
+    dtype = computing_dtype(args.mixed_precision, device)
+    # As accelerate: units return the dtype that they compute in, the loss included, and no autocast is around them.
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
+    keeps_masks = resolve_semantics(args.semantics).corrected
+
+    def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+        if not isinstance(model, FSDPModule):
+            shard_model(
+                model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=keeps_masks
+            )
+
+    return DeviceMeshStrategy(process_layout, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
+
+
+def computing_dtype(mixed_precision: str, device: torch.device) -> torch.dtype | None:
+    """Return the dtype of mixed precision; None without it, and for float16 on the CPU, which computes in float32."""
+    if mixed_precision == "fp16" and device.type == "cpu":
+        return None
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision)

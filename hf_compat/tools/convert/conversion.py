@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_compat.errors import CheckpointError
-from hf_compat.tools.convert.conversion_options import Options, refuse_ineffective
 from hf_compat.tools.convert.lightning_checkpoints import is_lightning_folder, read_lightning_checkpoint
+from hf_compat.tools.convert.options import Options, refuse_ineffective
 from hf_compat.tools.convert.to_file import convert_to_file
 from hf_compat.tools.convert.to_folder import convert_to_folder
-
-__all__ = ["Conversion", "convert"]
 
 
 @dataclass(frozen=True)

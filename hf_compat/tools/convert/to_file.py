@@ -12,34 +12,41 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.checkpoint import distributed_files, names, publish
-from hf_compat.checkpoint.completeness import incomplete_reason
+from hf_compat.checkpoint.completeness import adapter_file, adapter_folders, incomplete_reason, weight_files
 from hf_compat.checkpoint.finding import list_checkpoints
-from hf_compat.checkpoint.optimizer_states import ParameterNames
-from hf_compat.checkpoint.reader import CheckpointReader
+from hf_compat.checkpoint.states import CheckpointReader, ParameterNames
 from hf_compat.checkpoint.unpickle import load_trusted
-from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
 from hf_compat.checkpoint.weights import read_weights
 from hf_compat.checkpoint.zero_partitions import engine_folder
 from hf_compat.errors import CheckpointError
 from hf_compat.plan import DataPosition
 from hf_compat.state import TrainerState
-from hf_compat.tools.convert.adapted_models import load_adapted
-from hf_compat.tools.convert.architectures import (
+from hf_compat.tools.convert.lightning_checkpoints import (
+    VERSION_KEY,
+    Counters,
+    EngineStates,
+    loops_state,
+    optimizers_in,
+    read_engine,
+)
+from hf_compat.tools.convert.models import (
     Architecture,
     dotted,
     find_configuration,
     generation_in,
+    load_adapted,
     named_architecture,
 )
-from hf_compat.tools.convert.conversion_options import Options
-from hf_compat.tools.convert.deepspeed_folders import EngineStates, read_engine
-from hf_compat.tools.convert.extra_entry import OWN_KEY, Carried
-from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
-from hf_compat.tools.convert.lightning_checkpoints import VERSION_KEY, optimizers_in
-from hf_compat.tools.convert.lightning_progress import Counters, loops_state
-from hf_compat.tools.convert.optimizer_names import Candidates, NamedOptimizer, name_parameters, trained_of
-
-__all__ = ["convert_to_file"]
+from hf_compat.tools.convert.optimizers import (
+    Candidates,
+    NamedOptimizer,
+    name_parameters,
+    numbered,
+    regroup,
+    regroup_schedule,
+    trained_of,
+)
+from hf_compat.tools.convert.options import OWN_KEY, Carried, Options
 
 _PREFIX = "model."
 """Where most LightningModules, hf_compat's included, have their model."""

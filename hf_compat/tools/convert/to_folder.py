@@ -12,29 +12,32 @@ import torch
 from torch import Tensor
 
 from hf_compat.checkpoint import names, publish
-from hf_compat.checkpoint.tensor_files import DEFAULT_LIMIT, Entry, write_model
 from hf_compat.checkpoint.unpickle import is_trusted
-from hf_compat.checkpoint.weights import save_weights, without_aliases
+from hf_compat.checkpoint.weights import DEFAULT_LIMIT, Entry, save_weights, without_aliases, write_model
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerControl, TrainerState
-from hf_compat.tools.convert.adapters import find_adapters, refuse_importing, with_base
-from hf_compat.tools.convert.architectures import (
+from hf_compat.tools.convert.lightning_checkpoints import LightningCheckpoint, epochs_done, is_plain
+from hf_compat.tools.convert.models import (
     Architecture,
     Place,
     divided,
+    find_adapters,
     find_configuration,
     find_place,
     generation_in,
+    refuse_importing,
+    with_base,
 )
-from hf_compat.tools.convert.conversion_options import Options
-from hf_compat.tools.convert.extra_entry import OWN_KEY, Carried
-from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
-from hf_compat.tools.convert.lightning_checkpoints import LightningCheckpoint, is_plain
-from hf_compat.tools.convert.lightning_progress import epochs_done
-from hf_compat.tools.convert.optimizer_names import Candidates, name_parameters, trained_of
+from hf_compat.tools.convert.optimizers import (
+    Candidates,
+    name_parameters,
+    numbered,
+    regroup,
+    regroup_schedule,
+    trained_of,
+)
+from hf_compat.tools.convert.options import OWN_KEY, Carried, Options
 from hf_compat.tools.model_classes import generation_config
-
-__all__ = ["convert_to_folder"]
 
 _SCALERS = ("MixedPrecision", "MixedPrecisionPlugin", "FSDPPrecision", "native_amp_scaling_state")
 """Entries of Lightning's checkpoints with a gradient scaler's state."""

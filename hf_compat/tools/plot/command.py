@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from hf_compat.errors import ReportError
-from hf_compat.tools.plot.drawing import as_png, as_svg, draw, require_matplotlib
+from hf_compat.tools.plot.drawing import (
+    as_png,
+    as_svg,
+    check_targets,
+    draw,
+    inline_svg,
+    page,
+    require_matplotlib,
+    table,
+    write_files,
+)
 from hf_compat.tools.plot.history import History, read_histories
-from hf_compat.tools.plot.output import check_targets, inline_svg, page, table, write_files
-
-__all__ = ["plot"]
 
 
 def plot(places: Sequence[str], target: str, *, weight: float | None = None, force: bool = False) -> list[str]:
@@ -46,7 +53,7 @@ def plot(places: Sequence[str], target: str, *, weight: float | None = None, for
 def _page(figure: Any, histories: Sequence[History]) -> bytes:
     title = " · ".join(history.name for history in histories)
     headings = ("run", "file", "update steps", "last loss", "best evaluation", "resumed from")
-    rows = [_row(history) for history in histories]
+    rows = [_summary_row(history) for history in histories]
     parts = [
         f"<h1>{escape(title)}</h1>",
         inline_svg(as_svg(figure), f"Curves of {title}"),
@@ -55,7 +62,7 @@ def _page(figure: Any, histories: Sequence[History]) -> bytes:
     return page(title, "\n".join(parts)).encode()
 
 
-def _row(history: History) -> tuple[str, ...]:
+def _summary_row(history: History) -> tuple[str, ...]:
     losses, best = history.series.get("loss"), history.best
     value = "" if best is None or best.value is None else f"{best.value:.6g}"
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,10 +15,59 @@ from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint.finding import checkpoint_at, list_checkpoints
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointError
-from hf_compat.tools.json_numbers import number, whole_number
-from hf_compat.tools.plot.panels import is_evaluation, measures_speed
+from hf_compat.tools.checkpoints import number, whole_number
 
-__all__ = ["Best", "History", "Series", "read_histories", "read_history", "resumed_steps"]
+# Grouping of curves into panels: a panel for the losses, and one for each metric, in training and evaluation.
+
+
+_EVALUATION = re.compile(r"(eval|test|predict)_")
+_TITLES = {"loss": "Loss", "learning_rate": "Learning rate", "grad_norm": "Gradient norm"}
+_LAST = ("learning_rate", "grad_norm")
+_OF_SPEED = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Curves over one axis."""
+
+    title: str
+    names: tuple[str, ...]
+    """Their names in the logs."""
+
+
+def is_evaluation(name: str) -> bool:
+    """Return whether a name in the logs is that of an evaluation."""
+    return _EVALUATION.match(name) is not None
+
+
+def measures_speed(name: str) -> bool:
+    """Return whether a name in the logs is of time or memory: what it measures is the machine, not the model."""
+    return name.endswith(_OF_SPEED) or "_mem_" in name
+
+
+def panels_of(names: Iterable[str]) -> Sequence[Panel]:
+    """Return the panels for curves of these names: losses, metrics, learning rate and gradient norm, all others."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_measured(name), []).append(name)
+    order = sorted(groups, key=lambda measured: _place(measured, groups[measured]))
+    return [Panel(_TITLES.get(measured, measured), tuple(groups[measured])) for measured in order]
+
+
+def _measured(name: str) -> str:
+    """Return what is measured, in training and in evaluation alike: ``accuracy`` for ``eval_accuracy``."""
+    if not is_evaluation(name):
+        return name
+    return "loss" if name.endswith("_loss") else name.partition("_")[2]
+
+
+def _place(measured: str, names: Sequence[str]) -> int:
+    if measured == "loss":
+        return 0
+    if measured in _LAST:
+        return 2 + _LAST.index(measured)
+    return 1 if any(map(is_evaluation, names)) else 4
+
 
 _NOT_CURVES = frozenset({"epoch", "step", "total_flos", "num_input_tokens_seen"})
 """Names in a log that count, and measure nothing."""

@@ -7,14 +7,19 @@ import difflib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import libcst as cst
+from libcst.metadata import PositionProvider, QualifiedNameProvider
 
 from hf_compat.atomic_files import write_bytes
 from hf_compat.errors import ReportError, require_package
+from hf_compat.installing.places import BASES, is_watched
+from hf_compat.overriding import NEVER_CALLED
 from hf_compat.tools.explain import Explanation, as_table, explain_call, explain_command_line
-
-__all__ = ["Port", "port_script"]
+from hf_compat.tools.port.rewriting import DEFAULTS, absolute_module, dotted, is_moved, is_trainer_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,6 @@ def port_script(script: str, words: Sequence[str] = ()) -> Port:
     require_package("libcst", extra="port", purpose="`hf-compat port`")
     import libcst as cst
 
-    from hf_compat.tools.port.remarks import find_remarks
     from hf_compat.tools.port.rewriting import find_changes, rewritten
 
     path = Path(script)
@@ -118,3 +122,165 @@ def _tables(explained: Iterable[tuple[int, Sequence[Explanation], bool]]) -> Ite
         more = " It passes further ones as `**`: see `hf-compat explain`." if has_more else ""
         if rows:
             yield f"\nLine {line}: training arguments.{more}\n{as_table(rows, readers=False)}"
+
+
+# Remarks on a script besides the change of its imports.
+
+
+_HAVE_OWN_TRAINERS = ("hf_compat", "lightning", "pytorch_lightning", "transformers")
+"""Packages whose Trainer is nobody's subclass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One sentence on a line of a script."""
+
+    line: int
+    text: str
+    is_problem: bool
+    """Whether the ported script will not do what it did."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of ``TrainingArguments`` in a script."""
+
+    line: int
+    literals: dict[str, Any] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
+    """Fields whose values the script computes → as it is written."""
+    has_more: bool = False
+    """Whether it passes ``**keywords`` too."""
+
+
+@dataclass(slots=True)
+class Remarks:
+    """All that was found, in the order of the script."""
+
+    remarks: list[Remark] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+
+def find_remarks(wrapper: cst.MetadataWrapper, folder: Path) -> Remarks:
+    """Return what is to be said of the module of ``wrapper``, a script in ``folder``."""
+    finder = _Finder(folder)
+    wrapper.visit(finder)
+    return Remarks(sorted(finder.remarks, key=lambda remark: remark.line), finder.calls)
+
+
+class _Finder(cst.CSTVisitor):
+    METADATA_DEPENDENCIES = (PositionProvider, QualifiedNameProvider)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.remarks: list[Remark] = []
+        self.calls: list[Call] = []
+        self._folder = folder
+        self._trainers: set[str] = set()
+        """Classes of the script that derive from the Trainer."""
+        self._arguments: set[str] = set()
+        """Classes of the script that derive from ``TrainingArguments``."""
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802
+        for base in node.bases:
+            known = self._base(base.value)
+            if known is not None:
+                (self._trainers if known.endswith("Trainer") else self._arguments).add(node.name.value)
+        if node.name.value in self._trainers:
+            for statement in node.body.body:
+                if isinstance(statement, cst.FunctionDef) and statement.name.value in NEVER_CALLED:
+                    name = statement.name.value
+                    self._add(statement, f"`{node.name.value}.{name}` would never be called: {NEVER_CALLED[name]}.")
+
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
+        known = self._base(node.func)
+        if known is None or known.endswith("Trainer"):
+            return
+        call = Call(self._line(node))
+        for argument in node.args:
+            if argument.star == "**":
+                call.has_more = True
+            elif argument.keyword is not None:
+                self._note(call, argument.keyword.value, argument.value)
+            elif not argument.star and argument is node.args[0]:
+                self._note(call, "output_dir", argument.value)
+        self.calls.append(call)
+
+    def _note(self, call: Call, name: str, value: cst.BaseExpression) -> None:
+        written = cst.Module(body=()).code_for_node(value)
+        try:
+            call.literals[name] = ast.literal_eval(written)
+        except ValueError:
+            call.computed[name] = written
+
+    def _base(self, node: cst.BaseExpression) -> str | None:
+        """Return which of ``Trainer`` and ``TrainingArguments``, or the like, a class is or derives from."""
+        for name in self._qualified(node):
+            home, _, last = name.rpartition(".")
+            if last in BASES and (is_watched(home) or home.partition(".")[0] == "hf_compat"):
+                return last
+            if name in self._trainers:
+                return "Trainer"
+            if name in self._arguments:
+                return "TrainingArguments"
+        return None
+
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:  # noqa: N802
+        if not isinstance(node.target, cst.Attribute) or node.target.attr.value in DEFAULTS:
+            return
+        for name in self._qualified(node.target):
+            home, _, last = name.rpartition(".")
+            if is_moved(home, last) or is_trainer_module(home):
+                self._add(
+                    node,
+                    f"`{dotted(node.target)} = ...` has no effect: hf_compat does not use this attribute. Override a "
+                    "method of Trainer instead.",
+                )
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
+        module = absolute_module(node)
+        if self._add_own_file(node, module or "", len(node.relative)):
+            return
+        if module is not None and not isinstance(node.names, cst.ImportStar):
+            names = [str(alias.name.value) for alias in node.names]
+            self._add_library(node, module.partition(".")[0], [name for name in names if name.endswith("Trainer")])
+
+    def visit_Import(self, node: cst.Import) -> None:  # noqa: N802
+        for alias in node.names:
+            self._add_own_file(node, dotted(alias.name), 0)
+
+    def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802
+        name = node.attr.value
+        if name.endswith("Trainer") and isinstance(node.value, cst.Name):
+            for module in self._qualified(node.value):
+                if f"{module}.{name}" in self._qualified(node):
+                    self._add_library(node, module.partition(".")[0], [name])
+
+    def _add_library(self, node: cst.CSTNode, library: str, names: list[str]) -> None:
+        if names and library not in _HAVE_OWN_TRAINERS:
+            listed = ", ".join(f"`{name}`" for name in names)
+            self._add(
+                node,
+                f"{listed} of {library} is not part of hf_compat. If it derives from transformers' Trainer, start the "
+                "unchanged script with `hf-compat run`, or call `hf_compat.install()` above this line.",
+            )
+
+    def _add_own_file(self, node: cst.CSTNode, module: str, level: int) -> bool:
+        """Say so and return True if a module is a file beside the script that may use the Trainer."""
+        folder = self._folder.joinpath(*[".."] * max(0, level - 1))
+        for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
+            if module and (folder / name).is_file() and b"Train" in (folder / name).read_bytes():
+                self._add(node, f"`{name}` is imported: port it too if it uses the Trainer.", is_problem=False)
+                return True
+        return False
+
+    def _qualified(self, node: cst.CSTNode) -> Iterator[str]:
+        yield from {found.name for found in self.get_metadata(QualifiedNameProvider, node, set())}
+
+    def _line(self, node: cst.CSTNode) -> int:
+        return int(self.get_metadata(PositionProvider, node).start.line)
+
+    def _add(self, node: cst.CSTNode, text: str, *, is_problem: bool = True) -> None:
+        remark = Remark(self._line(node), text, is_problem)
+        if remark not in self.remarks:
+            self.remarks.append(remark)

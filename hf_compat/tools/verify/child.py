@@ -11,8 +11,6 @@ from hf_compat.tools.run_script import install_here_and_in_children, run_program
 from hf_compat.tools.verify.recorder import Recorder, record_trainers
 from hf_compat.tools.verify.redirecting import Outputs, refuse_writes
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the script of a task under the Trainer that it names, recorded."""

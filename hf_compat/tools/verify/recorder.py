@@ -17,8 +17,6 @@ from typing import Any, TextIO
 
 from hf_compat.masking import masked_value, secrets_in
 
-__all__ = ["Recorder", "callback_class", "record_trainers"]
-
 _MOST_BYTES = 256 * 2**20
 """Size up to which the weights after every update step are kept; else those of the beginning and the end."""
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")

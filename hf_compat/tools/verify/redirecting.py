@@ -13,8 +13,6 @@ from typing import Any
 
 from hf_compat.errors import ReportError
 
-__all__ = ["Outputs", "copy_working_directory", "refuse_writes"]
-
 _FIELDS = ("output_dir", "logging_dir")
 _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")
 _USUAL_CACHES = ("~/.cache", "~/.triton", "~/.nv", "~/.config")

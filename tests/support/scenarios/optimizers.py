@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from hf_compat.optim.external import has_triton_without_gpu
+from hf_compat.optim.optimizers import has_triton_without_gpu
 from tests.support import helpers
 from tests.support.parity import Kit, scenario
 from tests.support.scenarios.common import classifier, plain

@@ -1,1 +1,0 @@
-"""Resolving and checking the values of ``TrainingArguments``; all problems come in one error."""

@@ -1,1 +1,0 @@
-"""The config in ``TrainingArguments.deepspeed``, read without torch and without DeepSpeed."""

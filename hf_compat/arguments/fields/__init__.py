@@ -1,1 +1,0 @@
-"""The fields of ``TrainingArguments``: types, defaults, and the effect of each."""

@@ -1,1 +1,0 @@
-"""The settings in ``TrainingArguments.fsdp`` and ``fsdp_config``, read without torch."""

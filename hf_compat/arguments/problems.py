@@ -1,0 +1,160 @@
+"""Problems of one ``TrainingArguments``, raised in one error, and what an unknown name is near to."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from hf_compat.errors import ArgumentsError, ArgumentTypesError, UnknownArgumentError, UnsupportedArgumentsError
+from hf_compat.masking import masked_text
+
+# Problems of one `TrainingArguments`, collected first and raised in one error.
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One field, its value, the reason and the remedy."""
+
+    field: str
+    value: object
+    text: str
+    """The reason and the remedy, printed after the value."""
+    unsupported: bool = False
+    """Whether the value is valid but not supported."""
+    wrong_type: bool = False
+    """Whether the value is of a type that cannot be used."""
+    also: tuple[type[Exception], ...] = ()
+    """What transformers raises for it, if that is none of the classes of :mod:`hf_compat.errors`."""
+    written: str | None = None
+    """What the user wrote, if that is not the field."""
+
+    def __str__(self) -> str:
+        if self.written is not None:
+            return f"`{self.written}`: {self.text}"
+        value = self.value.value if isinstance(self.value, Enum) else self.value
+        # Tokens do not belong in logs; a dict, an address or JSON may contain some.
+        shown = f"<{self.field.upper()}>" if self.field.endswith("_token") else repr(value)
+        return masked_text(f"`{self.field}={shown}`: {self.text}")
+
+
+def raise_all(problems: Iterable[Problem]) -> None:
+    """Raise one error that lists all ``problems``; return if there are none.
+
+    Raises:
+        UnsupportedArgumentsError: If every problem is a value that is not supported.
+        ArgumentTypesError: If a value is of a wrong type.
+        ArgumentsError: If there is any other.
+    """
+    found = tuple(problems)
+    if found:
+        texts, fields = [str(problem) for problem in found], [problem.field for problem in found]
+        others = (kind for problem in found for kind in problem.also)
+        raise _kind_of(found).also(*others)(texts, fields=fields)
+
+
+def _kind_of(found: Sequence[Problem]) -> type[ArgumentsError]:
+    if all(problem.unsupported for problem in found):
+        return UnsupportedArgumentsError
+    return ArgumentTypesError if any(problem.wrong_type for problem in found) else ArgumentsError
+
+
+# Unknown names: errors suggest the nearest field, the class that has the field, or the nearest value.
+
+
+_MIN_SIMILARITY = 0.6
+"""Similarity, 0 to 1, from which a wrong value is taken for a misspelt one."""
+_SHORTEST_BEGINNING = 3
+"""Characters of a wrong value from which it is compared with the beginnings of others."""
+_OF_TRAINER = [
+    *("callbacks", "compute_metrics", "data_collator", "eval_dataset", "model", "model_init", "optimizers"),
+    *("processing_class", "tokenizer", "train_dataset"),
+]
+_ELSEWHERE = {
+    **dict.fromkeys(_OF_TRAINER, "pass it to the Trainer"),
+    **dict.fromkeys(("dataset_text_field", "max_seq_length", "packing"), "trl's `SFTConfig` has it"),
+    **dict.fromkeys(("padding", "truncation"), "pass it to the tokenizer"),
+}
+"""Names that often are given here, to where they belong."""
+
+
+def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Return a suggestion of ``known`` names close to the ``unknown`` ones; empty if there are none."""
+    names = list(known)
+    near = {name: difflib.get_close_matches(name, names, n=1, cutoff=0.75) for name in unknown}
+    hints = [f"`{found[0]}` for `{name}`" for name, found in near.items() if found]
+    return f" Did you mean {', '.join(hints)}?" if hints else ""
+
+
+def nearest_value(wrong: object, allowed: Iterable[str | None]) -> str:
+    """Return a question that suggests the value among ``allowed`` close to ``wrong``, and a space; empty without one.
+
+    Close is also what only begins alike, as ``"adam"`` and ``"adamw_torch"``; of several the first is taken.
+    """
+    if not isinstance(wrong, str):
+        return ""
+    shown = wrong.lower()
+    near = {name: _similarity(shown, name) for name in allowed if name is not None}
+    best = max(near, key=lambda name: near[name], default=None)
+    return "" if best is None or near[best] < _MIN_SIMILARITY else f"did you mean {best!r}? "
+
+
+def _similarity(wrong: str, name: str) -> float:
+    """Return how alike the two are, from 0 to 1, or the beginning of ``name`` if that is more and not too short."""
+    parts = (name, name[: len(wrong)]) if len(wrong) >= _SHORTEST_BEGINNING else (name,)
+    return max(difflib.SequenceMatcher(None, wrong, part).ratio() for part in parts)
+
+
+def _sentence(kind: type[Any], name: str, known: Iterable[str]) -> str:
+    problem = f"`{name}` is not an argument of {kind.__name__}: "
+    owners = [child.__name__ for child in kind.__subclasses__() if name in inspect.signature(child).parameters]
+    if owners:
+        return f"{problem}use `{owners[0]}`, which has it."
+    if name in _ELSEWHERE:
+        return f"{problem}{_ELSEWHERE[name]}."
+    return f"{problem}did you mean `{difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]}`?"
+
+
+def _further_problems(kind: type, args: tuple[Any, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the problems of the other arguments."""
+    try:
+        kind(*args, **known)
+    except ArgumentsError as error:
+        return error.problems
+    return ()
+
+
+class InitSignature:
+    """``__signature__`` of a class whose ``__new__`` takes any argument: that of its ``__init__``."""
+
+    def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
+        signature = inspect.signature(owner.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def refuse_unknown(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Check the keywords of a dataclass; called by its ``__new__``.
+
+    Not by its ``__init__``, which the dataclass decorator of a user's subclass replaces.
+
+    Args:
+        kind: The class that is called, perhaps a user's subclass.
+        args: Its positional arguments.
+        kwargs: Its keywords.
+
+    Raises:
+        UnknownArgumentError: If it has no such keyword; the error suggests the nearest one and lists all other
+            problems too.
+    """
+    if not kwargs:
+        return
+    parameters = inspect.signature(kind).parameters
+    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+    unknown = [name for name in kwargs if name not in parameters]
+    if unknown and not takes_any:
+        known = {name: value for name, value in kwargs.items() if name in parameters}
+        sentences = [_sentence(kind, name, parameters) for name in unknown]
+        raise UnknownArgumentError("\n  ".join([*sentences, *_further_problems(kind, args, known)]))

@@ -1,1 +1,0 @@
-"""FSDP, versions 1 and 2."""

@@ -1,1 +1,0 @@
-"""Evaluation and prediction: outputs accumulated over batches, results, metrics."""

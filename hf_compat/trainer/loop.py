@@ -1,0 +1,407 @@
+"""An update step, in order, and the rest of a run's script: what each hook of Lightning calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hf_compat.arguments.enums import DebugOption
+from hf_compat.arguments.releases import for_run
+from hf_compat.callbacks.handler import close_progress_bars, fire
+from hf_compat.data.windows import ResumePosition, Window, WindowLoader
+from hf_compat.engine.internals.exceptions import wraps_stop_iteration
+from hf_compat.engine.internals.loops import continues_epoch, may_stop
+from hf_compat.engine.internals.stepping import TrainingLoop
+from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
+from hf_compat.engine.module import HFModule
+from hf_compat.memory import WeakAttribute
+from hf_compat.model_facts import zero_gradients
+from hf_compat.optim.losses import check_loss
+from hf_compat.overflow import DebugUnderflowOverflow
+from hf_compat.overriding import call_as_defined, check_is_module, is_ours
+from hf_compat.plan import ResumeOffset
+from hf_compat.trainer.loaders import Reloading
+from hf_compat.trainer.optimization import CurrentOptimizer, GradientClipping, LRSchedule, Norm
+from hf_compat.trainer.preemption import Preemption
+from hf_compat.trainer.progress import (
+    FrozenParameters,
+    Progress,
+    TrainingLogs,
+    counts_tokens,
+    log_start,
+    warn_of_changed_accumulation,
+)
+from hf_compat.trainer.resume import Resume
+from hf_compat.trainer.saving import CheckpointSaving, EvaluationTiming, TrainingEvaluation
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.trainer.run import TrainingRun
+    from hf_compat.trainer.searching import Trial
+    from hf_compat.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+# An update step, in order: what a run does with each window of batches.
+
+
+_SYNCS = nullcontext()
+
+
+class UpdateLoop(TrainingLoop):
+    """The training loop of a fit. :meth:`advance` is an update step, :meth:`train` its batches and the optimizer.
+
+    The objects that it calls belong to the run's hooks, and do one thing each. Methods of the Trainer are looked up at
+    each call, so that ``trainer.log = f`` works in the middle of a run.
+
+    Args:
+        pl_trainer: The Lightning trainer, before it trains; this becomes its loop.
+        run: The run, with the hooks of the fit.
+
+    Attributes:
+        windows: The windows of each epoch, set before the fit.
+    """
+
+    windows: WindowLoader
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _fit: tuple[TrainingRun, RunHooks, Trainer]
+    """What every batch reads, kept from the begin of the first epoch to the end of the fit."""
+
+    def __init__(self, pl_trainer: pl.Trainer, run: TrainingRun) -> None:
+        super().__init__(pl_trainer, HFModule)
+        self._run = run
+
+    def advance(self, window: Window) -> None:  # type: ignore[override]  # Lightning's is given what fetches it
+        """Make one update step; none if the data set has ended within the window."""
+        (_, hooks, trainer), lightning, done = self._fit, self.hooks, self.optimizer_steps
+        window, index = self.begin_batch(window)
+
+        lightning.begin("on_train_batch_start", window, index)  # the user's Lightning callbacks
+        if hooks.counts_tokens_ahead:
+            trainer._track_num_input_tokens(window.batches[0])
+        trainer.current_gradient_accumulation_steps = len(window.batches)
+        fire(trainer, "on_step_begin")
+        if hooks.timing is not None:
+            hooks.timing.begin_window()
+        if hooks.preemption is not None:
+            hooks.preemption.begin_step()
+        if lightning.end("on_train_batch_start", window, index) == -1:  # a module's own hook ends the epoch
+            self.skip_epoch()
+            return
+
+        outputs = self.call_training_step(window, index)  # which is `train`
+
+        lightning.begin("on_train_batch_end", outputs, window, index)
+        if hooks.preemption is not None:
+            hooks.preemption.end_step()
+        if self.optimizer_steps > done:
+            fire(trainer, "on_step_end")
+            if hooks.timing is not None:
+                hooks.timing.request_after_update(window)
+            hooks.call_log_evaluate_save(trainer, self.trainer)
+            if hooks.preemption is not None and not self.batch_progress.is_last_batch:  # then the epoch ends first
+                hooks.preemption.exit_if_signalled(self.trainer)
+        hooks.agree_on_stopping(trainer, self.trainer)
+        lightning.end("on_train_batch_end", outputs, window, index)
+        self.end_batch()
+
+    def train(self, window: Window) -> dict[str, Tensor]:
+        """Run forward and backward pass of each batch, then step the optimizer; return the summed loss, ``()``."""
+        (_, hooks, trainer), losses = self._fit, []
+        for number, batch in enumerate(window.batches, start=1):
+            is_last = number == len(window.batches)
+            ends_update = is_last and window.is_complete
+            if number > 1 and hooks.counts_tokens_ahead:
+                trainer._track_num_input_tokens(batch)
+            accelerator = trainer.accelerator  # a subclass may have put its own in place
+            accelerator.sync_gradients = ends_update
+            with _SYNCS if is_last else accelerator.no_sync(trainer.model_wrapped):
+                loss = call_as_defined(
+                    trainer.training_step,
+                    ("model", trainer.model_wrapped),
+                    ("inputs", batch),
+                    ("num_items_in_batch", window.num_items),
+                )
+            if not isinstance(loss, Tensor):
+                check_loss(loss, f"`{type(trainer).__name__}.training_step`")
+            losses.append(loss)
+            hooks.optimizer.give_if_replaced(trainer, self.strategy)
+            hooks.progress.count_batch(trainer, loss, batch)
+            if ends_update:
+                self.step_optimizer()  # once gradients are unscaled: `on_before_optimizer_step` of the hooks, clipping
+                fire(trainer, "on_optimizer_step")
+                hooks.schedule.step(trainer)
+                zero_gradients(trainer.model_wrapped)
+                hooks.progress.count_update(trainer, window, self.optimizer_steps)
+                if hooks.preemption is not None:
+                    hooks.preemption.end_step()
+            else:
+                fire(trainer, "on_substep_end")
+            if self.should_stop():
+                break
+        return {"loss": losses[0] if len(losses) == 1 else torch.stack(losses).sum()}
+
+    def teardown(self) -> None:
+        """Let go of the run."""
+        super().teardown()
+        self.__dict__.pop("_fit", None)
+
+    # ---- where windows come from ----
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """Begin an epoch with its windows, none of which is drawn yet."""
+        super().on_run_start(data_fetcher)
+        self._fit = self._run, self._run.hooks, self._run.trainer
+        self.batches = iter(self.windows)
+
+    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
+        """Return the next ``count`` of ``batches``, or fewer, and their number of items."""
+        run, hooks, trainer = self._fit
+        preemption = hooks.preemption
+        warn_of_changed_accumulation(trainer, run.warn_once)
+        try:
+            if preemption is not None and preemption.reads_together:
+                batches = preemption.read_together(batches, count)
+            return trainer.get_batch_samples(batches, count, trainer.args.device)
+        except Exception:  # of any class, where a batch is lost with the worker that sent it
+            run.exit_if_preempted()
+            raise
+
+    def should_stop(self) -> bool:
+        """Return whether a callback has requested the end of the epoch or of training."""
+        control = self._fit[2].control
+        return control.should_epoch_stop or (control.should_training_stop and may_stop(self.trainer))
+
+    def restore_rng(self) -> None:
+        """Restore the random states of the resumed checkpoint."""
+        self._fit[1].resume.restore_rng()
+
+    def warn_of_empty_epoch(self) -> None:
+        """Warn that the train loader yielded no batch in an epoch, and stop the training."""
+        run, _, trainer = self._fit
+        state = trainer.state
+        logger.warning(
+            "There is not a single sample in your epoch_iterator, stopping training at step %s! `train_dataset` "
+            "yielded no batches in epoch %s, but `max_steps=%s` is not reached.",
+            *(state.global_step, state.epoch, state.max_steps),
+        )
+        trainer.control.should_training_stop = True
+        run.backend.stop_without_minimum()
+
+
+# The run in order: each hook of Lightning, and those inside a window, as a list of calls.
+
+
+class RunHooks(LastCallback):
+    """The script of a fit, and the objects that it calls; the last callback of a ``lightning.Trainer``.
+
+    Each hook is a list of calls, in their order; the objects do one thing each and know no hook. Methods of the Trainer
+    are looked up at each call, so that ``trainer.log = f`` works in the middle of a run. A checkpoint contains what the
+    user's Lightning callbacks, which are called before, did in the same update step.
+
+    Args:
+        run: The run of the fit. Without one only ``setup`` and ``teardown`` of an evaluation may be called until
+            :meth:`prepare`.
+
+    Attributes:
+        run: The run, which its Trainer keeps alive.
+        start: Start of a resumed run in the data; None for the beginning.
+    """
+
+    run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+    trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun | None = None) -> None:
+        self._undo = ExitStack()
+        if run is not None:
+            self.prepare(run)
+
+    def prepare(self, run: TrainingRun) -> None:
+        """Make the objects of one fit of ``run``."""
+        trainer, counters, loop = run.trainer, run.counters, run.backend.loop
+        self.run, self.trainer, self.loop = run, trainer, loop
+        self.start: ResumePosition | None = None
+        self.resume = Resume(trainer, run.point)
+        self.optimizer = CurrentOptimizer(shards_model=run.backend.traits.shards_model)
+        self.clipping = GradientClipping(loop.clip_value)
+        self.schedule = LRSchedule()
+        self.progress = Progress(trainer, counters)
+        self.logs = TrainingLogs(run)
+        self.evaluation = TrainingEvaluation(run)
+        self.frozen = FrozenParameters(run.warn_once)
+        self.saving = CheckpointSaving(run)
+        self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
+        self.reloading = Reloading(run, loop.reload_every) if loop.reload_every else None
+        self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
+        self.counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
+        self._keeps_past = for_run(trainer.args).past_index >= 0
+
+    def start_at(self, start: ResumePosition | None, offset: ResumeOffset) -> None:
+        """Have the fit begin at ``start``, None for the beginning of the data, and count samples from ``offset``."""
+        self.start, self.progress.offset = start, offset
+
+    # ---- before the first window ----
+
+    def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Change the model for the time of the fit; restore the user's Lightning callbacks, which have been set up."""
+        if stage != "fit" or self.run is None:
+            return
+        if self.trainer.neftune_noise_alpha is not None:
+            model = self.trainer._activate_neftune(pl_module.model)  # type: ignore[arg-type]  # perhaps another one
+            check_is_module(model, "_activate_neftune")
+            pl_module.model = self.trainer.model = model
+            self._undo.callback(lambda: self.trainer._deactivate_neftune(model))
+        if DebugOption.UNDERFLOW_OVERFLOW in self.trainer.args.debug:
+            self._undo.callback(DebugUnderflowOverflow(pl_module.model).remove)  # type: ignore[arg-type]
+        self.resume.restore_callbacks(pl_trainer)
+
+    def on_fit_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Load the states of optimizer and schedule, which the strategy has created."""
+        assert self.run is not None, "a fit has a run"
+        if self.run.backend.model_is_prepared and not self.trainer.semantics.leaves_mode_to_training_step:
+            self.trainer.model.train()  # not a model in the wrapper of an earlier run
+        self.resume.load_optimizer(pl_trainer)
+        self.optimizer.give_to(self.trainer, pl_trainer.strategy)  # type: ignore[arg-type]
+        decay_added_parameters(pl_trainer, self.trainer.args.weight_decay)
+        self.frozen.remember(self.trainer.model, self.run.backend.traits)
+        if self.loop.sanity_batches != 0 and self.run.point is None:  # as in Lightning, not in a resumed run
+            with self.run.backend.sanity_check():
+                self.evaluation.measure(self.evaluation.ignore_keys)
+        self.progress.start_clock()
+        self.trainer.model_wrapped.zero_grad()
+
+    def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce the run."""
+        self.resume.drop_caches()
+        log_start(self.trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)
+        fire(self.trainer, "on_train_begin")
+        if self.timing is not None:
+            self.timing.begin()
+        if self.trainer.args.eval_on_start:
+            self.trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
+        if continues_epoch(pl_trainer):
+            self.on_train_epoch_start(pl_trainer, pl_module)
+
+    @wraps_stop_iteration
+    def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin an epoch; in a resumed one Lightning does not call it, but :meth:`on_train_start` does."""
+        if self.reloading is not None:
+            self.reloading.reload_if_due(pl_trainer.current_epoch)
+        if self._keeps_past:
+            self.progress.counters.past = None
+        fire(self.trainer, "on_epoch_begin")
+
+    # ---- an update step, whose order is in `trainer/loop.py` ----
+
+    def on_before_optimizer_step(
+        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Clip the gradients, which a gradient scaler has unscaled."""
+        trainer = self.trainer
+        self.clipping.clip(trainer)
+        fire(trainer, "on_pre_optimizer_step")
+
+    # ---- the end ----
+
+    @wraps_stop_iteration
+    def on_train_epoch_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End an epoch: log, evaluate and save."""
+        fire(self.trainer, "on_epoch_end")
+        if self.timing is not None:
+            self.timing.request_after_epoch(pl_trainer.current_epoch)
+        self.call_log_evaluate_save(self.trainer, pl_trainer)
+        if self.preemption is not None:
+            self.preemption.exit_if_signalled(pl_trainer)
+        self.agree_on_stopping(self.trainer, pl_trainer)
+
+    def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
+        assert self.run is not None, "a fit has a run"
+        plan, trial = self.progress.plan, self.progress.counters.trial
+        assert plan is not None, "a fit has a plan"
+        if self.preemption is not None:
+            self.preemption.end_training()
+        self.clipping.norm = None  # its memory is not to count as that of the trained model
+        output = self.trainer._finalize_training(trial, plan.num_train_samples, self.progress.start_time)
+        self.run.set_output(output)
+
+    def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Undo ``setup``."""
+        self.end()
+
+    def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Save if code was interrupted; undo ``setup``: Lightning does not call ``teardown`` after an error."""
+        self.save_if_interrupted()
+        self.end()
+
+    def save_if_interrupted(self) -> None:
+        """Save the last update step if code was interrupted at the deadline of a signal."""
+        if self.run is not None and self.preemption is not None:
+            self.preemption.save_if_interrupted(keeps_weights=self.evaluation.keeps_weights())
+
+    def end(self) -> None:
+        """Undo ``setup``, also after an error in the fit; a second call has no effect."""
+        with self._undo:
+            if self.run is not None:
+                close_progress_bars(self.trainer)  # of a run that ended without `on_train_end`
+                if self._keeps_past:
+                    self.progress.counters.forget_past()
+
+    # ---- after an update step or an epoch ----
+
+    def call_log_evaluate_save(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
+        """Call the Trainer's ``_maybe_log_save_evaluate``, whose default is :meth:`log_evaluate_save`."""
+        self.saving.begin_step()
+        method, control = trainer._maybe_log_save_evaluate, trainer.control
+        if is_ours(method) and not (control.should_log or control.should_evaluate or control.should_save):
+            return  # before the losses are added up for it
+        call_as_defined(
+            method,
+            ("tr_loss", self.progress.counters.tr_loss),
+            ("grad_norm", self.clipping.norm),
+            ("model", trainer.model_wrapped),
+            ("trial", self.progress.counters.trial),
+            ("epoch", pl_trainer.current_epoch),
+            ("ignore_keys_for_eval", self.evaluation.ignore_keys),
+            ("start_time", self.progress.start_time),
+            learning_rate=self.schedule.learning_rate,
+        )
+
+    def log_evaluate_save(
+        self,
+        tr_loss: Tensor,
+        grad_norm: Norm,
+        model: nn.Module,
+        trial: Trial | None,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float | None,
+        learning_rate: float | None,
+    ) -> None:
+        """Log, evaluate and save, each if the control says so; see the Trainer's ``_maybe_log_save_evaluate``."""
+        trainer, metrics = self.trainer, None
+        if trainer.control.should_log:
+            self.frozen.warn_of_unfrozen(trainer)
+        started = self.progress.start_time if start_time is None else start_time
+        self.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
+        if trainer.control.should_evaluate:
+            metrics = trainer._evaluate(trial, ignore_keys_for_eval)
+            is_best = trainer._determine_best_metric(metrics=metrics, trial=trial)
+            if trainer.args.save_strategy == "best":
+                trainer.control.should_save = is_best
+        if trainer.control.should_save:
+            self.saving.save(model, trial, metrics)
+
+    def agree_on_stopping(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
+        """Keep ``control.should_training_stop`` and Lightning's ``should_stop`` equal."""
+        control = trainer.control
+        if pl_trainer.should_stop:  # set by a Lightning callback, such as EarlyStopping
+            control.should_training_stop = True
+        pl_trainer.should_stop = control.should_training_stop

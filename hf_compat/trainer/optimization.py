@@ -1,0 +1,307 @@
+"""The optimizer and the schedule of a run: created by the Trainer's methods, stepped, gradients clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_value_
+from torch.optim import Optimizer
+
+from hf_compat.engine.internals.strategies import replace_optimizer
+from hf_compat.errors import NoOptimizerError, TrainerSetupError
+from hf_compat.memory import WeakAttribute
+from hf_compat.optim.optimizers import keep_embeddings_in_32_bits, leave_step_to_backward, notices, updates_in_backward
+from hf_compat.optim.prepared import groups_by_mesh, parameter_groups, prepare_optimizer, unwrap_optimizer
+from hf_compat.optim.schedulers import build_scheduler, steps_on_metric
+from hf_compat.overriding import call_as_defined, check_returned
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from hf_compat.engine.strategies.base import ModelStrategy
+    from hf_compat.trainer.run import TrainingRun
+    from hf_compat.trainer.trainer import Trainer
+
+# The optimizer of a run: created by the Trainer's methods, stepped, its gradients clipped, its schedule stepped.
+
+
+Norm = Tensor | float | None
+"""A gradient norm before clipping, ``()``; None if it was not computed."""
+
+
+class RunOptimization:
+    """Creates optimizer and learning-rate schedule of a run, by the Trainer's overridable methods.
+
+    Args:
+        run: The run.
+        num_training_steps: Update steps of the run, warm-up included.
+    """
+
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun, num_training_steps: int) -> None:
+        self._run, self._trainer = run, run.trainer
+        self._starts_unwrapped = run.trainer.model_wrapped is run.trainer.model
+        self.num_training_steps = num_training_steps
+
+    def create_optimizer(self) -> Optimizer:
+        """Create and return a new optimizer; that of an earlier run belongs to its engine."""
+        trainer: Any = self._trainer
+        trainer.optimizer = trainer.lr_scheduler = None
+        trainer.create_optimizer()
+        return trainer.optimizer  # type: ignore[no-any-return]
+
+    def create_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        """Create and return a new schedule for ``optimizer``, which becomes the Trainer's."""
+        trainer: Any = self._trainer
+        trainer.optimizer, trainer.lr_scheduler = optimizer, None
+        call_as_defined(trainer.create_scheduler, num_training_steps=self.num_training_steps, optimizer=optimizer)
+        return trainer.lr_scheduler  # type: ignore[no-any-return]
+
+    @contextmanager
+    def wrapping(self) -> Iterator[Callable[[], None]]:
+        """Context in which what it yields calls ``_wrap_model``, once; afterwards the Trainer has the module to train.
+
+        As in transformers, methods that are called inside find in ``model_wrapped`` what was there before the fit.
+        """
+        trainer, wrapped = self._trainer, []
+        of_strategy = trainer.model_wrapped
+        if self._starts_unwrapped:
+            trainer.model_wrapped = trainer.model
+        yield lambda: wrapped.append(self._run.wrap())
+        trainer.model_wrapped = wrapped[0] if of_strategy is trainer.model else of_strategy
+
+    def create_both(self) -> tuple[Any, Any]:
+        """Create and return optimizer and schedule, with the methods that the emulated release calls.
+
+        Raises:
+            TrainerSetupError: If there is an optimizer, of another model.
+        """
+        trainer = self._trainer
+        _check_parameters(trainer)
+        with self.wrapping() as wrap:
+            if trainer.semantics.creates_scheduler_apart:
+                trainer.create_optimizer()
+                wrap()
+                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device)
+                trainer.create_scheduler(num_training_steps=self.num_training_steps)
+            else:
+                trainer.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
+                wrap()
+                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device)
+        return trainer.optimizer, trainer.lr_scheduler
+
+
+def _check_parameters(trainer: Trainer) -> None:
+    """Raise if the optimizer that there is updates none of the model's parameters, so that training had no effect."""
+    optimizer = trainer.optimizer
+    if not isinstance(optimizer, Optimizer) or updates_in_backward(optimizer):
+        return
+    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if updated.isdisjoint(map(id, trainer.model.parameters())):
+        raise TrainerSetupError(
+            f"`trainer.optimizer` ({type(optimizer).__name__}) updates no parameter of `trainer.model`. If you "
+            "replaced the model, set `trainer.optimizer = trainer.lr_scheduler = None` before `train`, which then "
+            "creates new ones; if you passed `optimizers`, create them from the parameters of this model."
+        )
+
+
+class CurrentOptimizer:
+    """Has the strategy step ``trainer.optimizer``, which an override or a callback may replace; engines step their own.
+
+    Args:
+        shards_model: Whether the strategy's wrapper is what accelerate counts as the model.
+    """
+
+    def __init__(self, *, shards_model: bool) -> None:
+        self._shards_model = shards_model
+        self._stepped: Any = None
+
+    def give_if_replaced(self, trainer: Trainer, strategy: ModelStrategy) -> None:
+        """Give the strategy the Trainer's optimizer if it is another than before; the update step may come next."""
+        if trainer.optimizer is not self._stepped:
+            self.give_to(trainer, strategy)
+
+    def give_to(self, trainer: Trainer, strategy: ModelStrategy) -> None:
+        """Give the strategy optimizer and schedule: an override that loads their states may have replaced them.
+
+        Raises:
+            TrainerSetupError: If the Trainer has no optimizer.
+        """
+        self._stepped = trainer.optimizer
+        trainer.accelerator.hold(trainer.model_wrapped if self._shards_model else trainer.model, trainer.optimizer)
+        if strategy.engine is not None:
+            return
+        if trainer.optimizer is None:
+            raise TrainerSetupError.also(AttributeError)(
+                "`trainer.optimizer` was set to None during training. Assign one, or call `create_optimizer()`."
+            )
+        if [unwrap_optimizer(trainer.optimizer)] != [unwrap_optimizer(each) for each in strategy.optimizers]:
+            replace_optimizer(strategy, trainer.optimizer)
+        for config in strategy.lr_scheduler_configs:
+            config.scheduler = trainer.lr_scheduler  # type: ignore[assignment]  # None if the script has set it
+
+
+class GradientClipping:
+    """Clips the gradients to ``max_grad_norm`` with the Trainer's methods.
+
+    Args:
+        clip_value: Clip each element to between minus this and this instead; None for the norm.
+
+    Attributes:
+        norm: The gradient norm of the last update step before clipping, which is logged; None if it was not computed.
+    """
+
+    def __init__(self, clip_value: float | None) -> None:
+        self._clip_value = clip_value
+        self.norm: Norm = None
+
+    def clip(self, trainer: Trainer) -> None:
+        """Clip the gradients, and keep their norm."""
+        model, most = trainer.model_wrapped, trainer.args.max_grad_norm
+        if self._clip_value is not None:
+            self.norm = trainer._get_grad_norm(model)
+            clip_grad_value_(model.parameters(), self._clip_value)
+            return
+        self.norm = trainer._clip_grad_norm(model) if most is not None and most > 0 else None
+        if trainer.semantics.always_logs_grad_norm:
+            self.norm = trainer._get_grad_norm(model, grad_norm=self.norm)
+
+
+class LRSchedule:
+    """Steps the schedule after each optimizer step.
+
+    A metric-based schedule is stepped by evaluations instead. The schedule is not stepped if the gradient scaler did
+    not call the optimizer, because of an infinite gradient; fused optimizers are always called, as in transformers.
+
+    Attributes:
+        learning_rate: The learning rate of the last optimizer step, which is logged.
+    """
+
+    def __init__(self) -> None:
+        self.learning_rate: float | None = None
+
+    def step(self, trainer: Trainer) -> None:
+        """Step the schedule, and keep the learning rate of the step before."""
+        self.learning_rate = trainer._get_learning_rate()
+        if not trainer.accelerator.optimizer_step_was_skipped and not steps_on_metric(trainer.lr_scheduler):
+            _step_without_added_groups(trainer.lr_scheduler)
+
+
+def _step_without_added_groups(scheduler: Any) -> None:
+    """Step ``scheduler``, which sees the groups of parameters that it was created for.
+
+    A callback may have added others to the optimizer; they keep the learning rate that it gives them.
+    """
+    optimizer, rates = getattr(scheduler, "optimizer", None), getattr(scheduler, "base_lrs", None)
+    if rates is None or optimizer is None or len(optimizer.param_groups) <= len(rates):
+        scheduler.step()
+        return
+    every = optimizer.param_groups
+    optimizer.param_groups = every[: len(rates)]
+    try:
+        scheduler.step()
+    finally:
+        optimizer.param_groups = every
+
+
+# Creating a Trainer's optimizer and learning-rate schedule; learning rates and parameter groups.
+
+
+def create_optimizer(trainer: Trainer, model: nn.Module | None) -> None:
+    """Set ``optimizer`` to the one that ``optim`` names, unless there is one; see the Trainer's method."""
+    if trainer.optimizer is not None:
+        return
+    target: nn.Module = trainer.model if model is None else model
+    args = trainer.args
+    names = trainer.get_decay_parameter_names(target)
+    check_returned(isinstance(names, Iterable), names, "get_decay_parameter_names", "a list of names of parameters")
+    groups: Any = parameter_groups(target, args.weight_decay, frozenset(names))
+    if trainer.lightning_backend.traits.groups_by_mesh:
+        groups = groups_by_mesh(groups)
+    if trainer.optimizer_cls_and_kwargs is not None:
+        chosen, kwargs = trainer.optimizer_cls_and_kwargs
+    else:
+        chosen, kwargs = _checked(
+            call_as_defined(trainer.get_optimizer_cls_and_kwargs, ("args", args), ("model", target))
+        )
+    trainer.optimizer = _instantiate(trainer, chosen, kwargs, groups, target)
+    if "bitsandbytes" in str(chosen) and kwargs.get("optim_bits") == 8:
+        keep_embeddings_in_32_bits(target)
+    if hasattr(trainer.optimizer, "fused_backward"):
+        leave_step_to_backward(trainer.optimizer)
+    for notice in notices(args, trainer.optimizer, trainer.semantics):
+        trainer.warn_once(notice)
+
+
+def _checked(returned: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what ``get_optimizer_cls_and_kwargs`` of the Trainer returned.
+
+    Raises:
+        OverrideError: If that is no pair of an optimizer's class and a dict.
+    """
+    is_pair = isinstance(returned, tuple | list) and len(returned) == 2
+    fits = is_pair and callable(returned[0]) and isinstance(returned[1], dict)
+    wanted = "a pair of a class and a dict of its arguments: `return optimizer_cls, optimizer_kwargs`"
+    check_returned(fits, returned, "get_optimizer_cls_and_kwargs", wanted)
+    return returned[0], returned[1]
+
+
+def _instantiate(
+    trainer: Trainer, chosen: Any, kwargs: dict[str, Any], groups: list[dict[str, Any]], model: nn.Module
+) -> Any:
+    """Return the optimizer of ``groups``, or of the parameters in ``kwargs``; a factory is called with the model."""
+    is_class = isinstance(chosen, type) and issubclass(chosen, Optimizer)
+    if trainer.semantics.calls_optimizer_factories and not is_class:
+        return chosen()(model, **kwargs)
+    for name in ("params", "model", "optimizer_dict"):
+        groups = kwargs.pop(name, groups)
+    return chosen(groups, **kwargs)
+
+
+def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Optimizer | None) -> None:
+    """Set ``lr_scheduler`` to the one that ``lr_scheduler_type`` names, unless there is one.
+
+    Raises:
+        NoOptimizerError: If there is no optimizer to schedule.
+    """
+    if trainer.lr_scheduler is not None:
+        return
+    args = trainer.args
+    trainer.lr_scheduler = build_scheduler(  # type: ignore[assignment]  # a GreedyLR has the methods of torch's
+        args.lr_scheduler_type,
+        unwrap_optimizer(optimizer_of(trainer) if optimizer is None else optimizer),  # which may outlive its wrapper
+        num_warmup_steps=args.get_warmup_steps(num_training_steps),
+        num_training_steps=num_training_steps,
+        kwargs=args.lr_scheduler_kwargs,
+        semantics=trainer.semantics,
+    )
+    trainer.run_counters.created_schedule = True
+
+
+def optimizer_of(trainer: Trainer) -> Optimizer:
+    """Return the optimizer.
+
+    Raises:
+        NoOptimizerError: If there is none yet.
+    """
+    if trainer.optimizer is None:
+        raise NoOptimizerError("Trainer optimizer is None: call `train` or `create_optimizer` first.")
+    return trainer.optimizer
+
+
+def scheduler_of(trainer: Trainer) -> Any:
+    """Return the learning-rate schedule.
+
+    Raises:
+        NoOptimizerError: If there is none yet.
+    """
+    if trainer.lr_scheduler is None:
+        raise NoOptimizerError(
+            "The Trainer has no learning-rate schedule yet: call `train` or `create_optimizer_and_scheduler` first."
+        )
+    return trainer.lr_scheduler

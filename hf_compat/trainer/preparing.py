@@ -1,0 +1,225 @@
+"""Preparing the model for a run: ``model_init``, device, activation checkpointing, loss scaling, wrapper."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hf_compat.arguments.derived import compile_keywords
+from hf_compat.arguments.fields import checkpointing_keywords, checkpoints_activations
+from hf_compat.arguments.process_facts import full_evaluation_precision
+from hf_compat.arguments.releases import SINCE
+from hf_compat.engine.moving import check_offloading
+from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, is_under_autocast, without_autocast
+from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
+from hf_compat.optim import model_patches
+from hf_compat.overriding import WarnOnce, call_as_defined, check_is_module
+from hf_compat.seeding import seed_run
+
+if TYPE_CHECKING:
+    from hf_compat.engine.backend import LightningBackend
+    from hf_compat.trainer.progress import RunCounters
+    from hf_compat.trainer.searching import Trial
+    from hf_compat.trainer.trainer import Trainer
+
+_HAVE_SPECIAL_TOKENS = (
+    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
+    "transformers.processing_utils.ProcessorMixin",
+)
+_REMEDY = "Set `TrainingArguments(semantics='corrected')` to correct that."
+_OWN_CHECKPOINTING_SETTINGS = {"every_n_layers": 1, "offload": False}
+"""Arguments of ``activation_checkpointing_enable`` since 5.23; others are passed to ``torch.utils.checkpoint``."""
+
+
+def prepare_model(
+    trainer: Trainer, backend: LightningBackend, counters: RunCounters, trial: Trial | None, warn_once: WarnOnce
+) -> None:
+    """Create a new model of ``trainer`` if there is a ``model_init``, and prepare it for training.
+
+    Args:
+        trainer: The Trainer.
+        backend: Device, precision and strategy.
+        counters: The run's counts, with the columns that the model takes.
+        trial: The trial of a hyperparameter search, None outside one.
+        warn_once: Warns about known errors of the emulated release.
+    """
+    args, semantics = trainer.args, trainer.semantics
+    if not semantics.aligns_tokens_after_model_init:
+        _align_special_tokens(trainer)
+    if not semantics.applies_trial_after_model_init:
+        trainer._hp_search_setup(trial)
+    if trainer.model_init is not None:
+        _make_model(trainer, counters, trial)
+    if semantics.applies_liger_in_train:
+        model_patches.apply_if_set(trainer.model, args)
+    if trainer.model_init is None and full_evaluation_precision(args) is not None and not trainer.is_model_parallel:
+        move_to_device(trainer, trainer.model)
+    if semantics.applies_trial_after_model_init:
+        trainer._hp_search_setup(trial)
+    check_offloading(trainer.model)
+    place_model(trainer, backend)
+    if checkpoints_activations(args):
+        is_renamed = semantics.release >= SINCE["renames_gradient_checkpointing"]
+        _enable_checkpointing(trainer.model, checkpointing_keywords(args), is_renamed=is_renamed)
+    if semantics.aligns_tokens_after_model_init:
+        _align_special_tokens(trainer)
+    _set_loss_scaling(trainer, warn_once)
+
+
+def _make_model(trainer: Trainer, counters: RunCounters, trial: Trial | None) -> None:
+    """Replace the model of ``trainer`` by a new one of its ``model_init``."""
+    seed_run(trainer.args)
+    model = trainer.call_model_init(trial)
+    check_is_module(model, "call_model_init")
+    trainer.model = trainer.model_wrapped = model
+    trainer.optimizer = trainer.lr_scheduler = None
+    counters.signature_columns = None
+    if trainer.place_model_on_device:
+        move_to_device(trainer, trainer.model)
+
+
+def move_to_device(trainer: Trainer, model: nn.Module) -> None:
+    """Move ``model`` to the device of this process, by the Trainer's ``_move_model_to_device``."""
+    trainer._move_model_to_device(model, trainer.args.device)
+
+
+def _align_special_tokens(trainer: Trainer) -> None:
+    if is_instance_of(trainer.processing_class, *_HAVE_SPECIAL_TOKENS) and hasattr(trainer.model, "config"):
+        trainer._align_special_tokens()
+
+
+def place_model(trainer: Trainer, backend: LightningBackend) -> None:
+    """Move the model to its device; one that the user has set is not in the former one's wrapper."""
+    if backend.place(trainer.model, trainer.args.device) and unwrap_model(trainer.model_wrapped) is not trainer.model:
+        trainer.model_wrapped = trainer.model
+
+
+def wrap(trainer: Trainer, model: nn.Module, **options: Any) -> nn.Module:
+    """Return ``model`` in what the Trainer's ``_wrap_model`` puts around it; an OverrideError if that is no model."""
+    wrapped: nn.Module = call_as_defined(trainer._wrap_model, ("model", model), **options)
+    check_is_module(wrapped, "_wrap_model")
+    return wrapped
+
+
+def wrap_to_train(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> nn.Module:
+    """Return the module to train, from the Trainer's ``_wrap_model``.
+
+    A model that ``_wrap_model`` has wrapped, such as in ``DataParallel``, trains without autocast and uncompiled, as in
+    transformers.
+    """
+    wrapped = wrap(trainer, trainer.model_wrapped)
+    if trainer.args.n_gpu > 1:
+        _warn_of_replicas(trainer, wrapped, warn_once)
+    backend.model_is_prepared = wrapped is trainer.model
+    return prepare_forward(trainer, backend, warn_once) if backend.model_is_prepared else wrapped
+
+
+def prepare_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> nn.Module:
+    """Return the model with its forward pass under autocast and compiled, each if the arguments say so."""
+    if backend.cast_model is not trainer.model:
+        backend.cast_model = trainer.model
+        _cast_forward(trainer, backend, warn_once)
+    return _compiled(trainer, backend, trainer.model)
+
+
+def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> None:
+    """Put the model's forward pass under autocast if the precision wants that.
+
+    One that nothing wraps keeps the precision of the first Trainer that has prepared it, or of accelerate.
+    """
+    model, precision = trainer.model, backend.precision
+    mixed = precision if isinstance(precision, ForwardMixedPrecision) and precision.casts_forward else None
+    if backend.process_layout.strategy in ("one device", "data parallel"):
+        if trainer.semantics.corrected:
+            without_autocast(model)
+        elif getattr(model, "_is_accelerate_prepared", False):
+            if is_under_autocast(model) == (mixed is None):
+                has = "stays" if mixed is None else "is not"
+                warn_once(
+                    f"{type(model).__name__} has been prepared before, in another precision: as in transformers "
+                    f"{trainer.semantics.release}, its forward pass {has} under autocast in this run. Pass another "
+                    "model, or set `TrainingArguments(semantics='corrected')` to compute as this run's arguments say."
+                )
+            return
+        model._is_accelerate_prepared = True
+    if mixed is not None:
+        autocast_forward(model, mixed.autocast_context_manager)
+
+
+def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce) -> None:
+    """Warn that several GPUs in one process are slower than one in each, and of what they do without."""
+    args, gpus = trainer.args, trainer.args.n_gpu
+    text = (
+        f"This process trains on {gpus} GPUs by `DataParallel`, as transformers does: a batch has {gpus} "
+        f"times `per_device_train_batch_size={args.per_device_train_batch_size}` samples. A process for each GPU is "
+        f"faster: start the script with `torchrun --nproc-per-node {gpus}`. Set CUDA_VISIBLE_DEVICES to use one."
+    )
+    fields = [f"`{name}=True`" for name in ("bf16", "fp16", "torch_compile") if getattr(args, name)]
+    if fields and isinstance(wrapped, nn.DataParallel) and wrapped is not trainer.model:
+        text += f" Like transformers, it computes as without {' and '.join(fields)}."
+    warn_once(text)
+
+
+def take_wrapper(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module) -> None:
+    """Set ``trainer.model_wrapped`` to ``wrapped``, the model in its wrapper, compiled if the arguments say so."""
+    trainer.model_wrapped = _compiled(trainer, backend, wrapped)
+
+
+def _compiled(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module) -> nn.Module:
+    keywords = compile_keywords(trainer.args)
+    return wrapped if keywords is None else backend.strategy.compiled(wrapped, **keywords)
+
+
+def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_renamed: bool) -> None:
+    """Enable activation checkpointing of ``model``, by the method that it has.
+
+    Args:
+        model: The model.
+        settings: The keyword arguments of the field.
+        is_renamed: Whether the emulated release knows ``activation_checkpointing_enable``.
+    """
+    if not is_renamed and not hasattr(model, "activation_checkpointing_enable"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+        return
+    given = {**_OWN_CHECKPOINTING_SETTINGS, **(settings or {})}
+    own = {name: given.pop(name) for name in _OWN_CHECKPOINTING_SETTINGS}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=given or None, **own)
+        return
+    text = (
+        f"`{type(model).__name__}` only defines `gradient_checkpointing_enable`, which is deprecated: define "
+        "`activation_checkpointing_enable`."
+    )
+    warnings.warn(text, FutureWarning, stacklevel=2)
+    enable = model.gradient_checkpointing_enable
+    known = inspect.signature(enable).parameters
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
+        own = {
+            name: value for name, value in own.items() if name in known or value != _OWN_CHECKPOINTING_SETTINGS[name]
+        }
+    enable(gradient_checkpointing_kwargs=given or None, **own)
+
+
+def _set_loss_scaling(trainer: Trainer, warn_once: WarnOnce) -> None:
+    """Set whether the model averages the loss over the window; warn about known errors of the emulated release."""
+    steps, semantics = trainer.args.gradient_accumulation_steps, trainer.semantics
+    if semantics.divides_gradients_twice and steps > 1:
+        warn_once(
+            f"transformers {semantics.release} divides accumulated gradients by `gradient_accumulation_steps={steps}` "
+            f"twice, and so does this run: they are {steps} times too small. {_REMEDY}"
+        )
+    if steps < 2 or trainer.compute_loss_func is not None:
+        return
+    if trainer.loss_is_scaled_for_ga is not None or not ignores_item_count(trainer.model):
+        return
+    if semantics.corrected:
+        trainer.model_accepts_loss_kwargs = False
+    elif trainer.model_accepts_loss_kwargs:
+        warn_once(
+            f"{type(trainer.model).__name__} takes `num_items_in_batch` but averages its loss over each batch, so "
+            f"transformers {semantics.release} trains it on losses and gradients up to {steps} times too large "
+            f"(`gradient_accumulation_steps={steps}`), and so does this run. {_REMEDY}"
+        )

@@ -1,0 +1,594 @@
+"""``TrainingRun``: one call of ``train()``, with one fit or, under ``auto_find_batch_size``, several."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from hf_compat.arguments.derived import epochs_to_train, make_output_folder, saves_checkpoints
+from hf_compat.arguments.releases import defaults, for_run
+from hf_compat.checkpoint import finding, publish
+from hf_compat.checkpoint.rotation import OwnedCheckpoints
+from hf_compat.checkpoint.states import CheckpointReader, parameter_names
+from hf_compat.checkpoint.writer import CheckpointWriter
+from hf_compat.data.loader import PreparedDataLoader, check_is_loader
+from hf_compat.data.rank_batches import check_even
+from hf_compat.data.stream_states import gather_stream_states
+from hf_compat.data.windows import ResumePosition, WindowLoader
+from hf_compat.distributed.oom_consensus import max_over_ranks
+from hf_compat.engine.backend import LightningBackend
+from hf_compat.engine.internals.loops import fast_forward, train_on
+from hf_compat.engine.internals.strategies import voted_collectives
+from hf_compat.engine.lightning_callbacks import logging_by_steps
+from hf_compat.engine.loggers import open_loggers
+from hf_compat.engine.module import HFModule
+from hf_compat.engine.process_layout import slurm_signal
+from hf_compat.hub import quiet_progress_bars
+from hf_compat.memory import WeakAttribute
+from hf_compat.model_facts import unwrap_model
+from hf_compat.optim.prepared import share_states
+from hf_compat.overriding import WarnOnce, call_as_defined, is_ours
+from hf_compat.plan import RunPlan
+from hf_compat.plan.plan import from_values, limited, samples_per_update_step
+from hf_compat.trainer.batch_size import with_smaller_batches
+from hf_compat.trainer.loaders import is_carried_on, share_sequences, warn_of_lost_steps
+from hf_compat.trainer.loop import RunHooks, UpdateLoop
+from hf_compat.trainer.optimization import RunOptimization
+from hf_compat.trainer.outputs import TrainOutput
+from hf_compat.trainer.preemption import Deadline, SignalWatch
+from hf_compat.trainer.preparing import prepare_model, take_wrapper, wrap_to_train
+from hf_compat.trainer.progress import RunCounters, count_train_tokens, warn_of_untold_epochs
+from hf_compat.trainer.resume import check_start, without_extra_step
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+    from torch.optim import Optimizer
+
+    from hf_compat.trainer.searching import Trial
+    from hf_compat.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+# Assembling a fit: Lightning trainer, module and windows.
+
+
+@dataclass(frozen=True, slots=True)
+class FitObjects:
+    """The objects of one fit."""
+
+    plan: RunPlan
+    pl_trainer: pl.Trainer
+    module: HFModule
+    windows: WindowLoader
+    hooks: RunHooks
+
+
+class UserPieces(NamedTuple):
+    """Arguments of the user's call of ``fit``."""
+
+    pl_trainer: pl.Trainer
+    module: HFModule
+    hooks: RunHooks
+
+
+def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None) -> FitObjects:
+    """Return the objects of one fit.
+
+    Args:
+        run: The run, with its hooks.
+        plan: Epochs, update steps and batches of the fit.
+        loader: The train loader.
+        start: Where a resumed run starts; None for the beginning.
+    """
+    trainer, backend = run.trainer, run.backend
+    loggers = open_loggers(trainer.callback_handler.callbacks, trainer.args, trainer.state)
+    pl_trainer = backend.build(
+        trainer.args, unwrap_model(trainer.model), limits=limits_of(trainer, plan), hooks=run.hooks, loggers=loggers
+    )
+    _log_as_the_trainer(run, plan, pl_trainer)
+    module = HFModule(trainer.model, trainer.args).connect(run)
+    return FitObjects(plan, pl_trainer, module, windows_of(run, plan, loader, start, pl_trainer), run.hooks)
+
+
+def assemble_user_pieces(
+    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, user_pieces: UserPieces
+) -> FitObjects:
+    """Return the objects of one fit that a person has begun with their own; see :func:`assemble`.
+
+    Args:
+        run: The run.
+        plan: Epochs, update steps and batches of the fit.
+        loader: The train loader.
+        start: Where a resumed run starts; None for the beginning.
+        user_pieces: The Lightning trainer, which is inside its ``fit``, the module and the hooks.
+    """
+    pl_trainer, module, hooks = user_pieces
+    module.model = run.trainer.model
+    module.connect(run)
+    _log_as_the_trainer(run, plan, pl_trainer)
+    windows = windows_of(run, plan, loader, start, pl_trainer)
+    train_on(pl_trainer, windows, **limits_of(run.trainer, plan))
+    return FitObjects(plan, pl_trainer, module, windows, hooks)
+
+
+def limits_of(trainer: Trainer, plan: RunPlan) -> dict[str, int]:
+    """Return ``max_steps`` and ``max_epochs`` of the Lightning trainer of a fit."""
+    return {
+        # A resumed run that has made all its update steps makes one more, as in transformers.
+        "max_steps": max(plan.max_steps, trainer.state.global_step + 1),
+        "max_epochs": max(plan.num_train_epochs, 0) if plan.num_train_epochs < 2**31 else -1,  # -1: without end
+    }
+
+
+def _log_as_the_trainer(run: TrainingRun, plan: RunPlan, pl_trainer: pl.Trainer) -> None:
+    """Let Lightning callbacks log at the update steps of the Trainer's logs, unless the user has set an interval.
+
+    With ``logging_strategy="no"``, and the default of ``logging_steps``, Lightning's interval stays.
+    """
+    trainer, strategy = run.trainer, for_run(run.trainer.args).logging_strategy
+    every = plan.update_steps_per_epoch if strategy == "epoch" else trainer.state.logging_steps
+    is_set = strategy == "epoch" or (strategy == "steps" and every != defaults()["logging_steps"])
+    if is_set and "log_every_n_steps" not in run.backend.keywords:
+        pl_trainer.log_every_n_steps = int(every)  # type: ignore[attr-defined]
+    interval, names = pl_trainer.log_every_n_steps, logging_by_steps(run.backend.callbacks)  # type: ignore[attr-defined]
+    if not (names and interval) or "fast_dev_run" in run.backend.keywords:
+        return
+    if plan.max_steps // interval == trainer.state.global_step // interval:
+        logger.warning(
+            "%s: Lightning callbacks log every %s update steps, and this run ends after %s, so nothing will be logged. "
+            "Set `logging_steps`, or `lightning={'log_every_n_steps': ...}`.",
+            *(", ".join(names), interval, plan.max_steps),
+        )
+
+
+def windows_of(
+    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, pl_trainer: pl.Trainer
+) -> WindowLoader:
+    """Return the windows of a fit of ``pl_trainer``, in whose loop they are trained on; see :func:`assemble`."""
+    semantics, loop, epochs = run.trainer.semantics, UpdateLoop(pl_trainer, run), weakref.proxy(pl_trainer)
+    loop.windows = WindowLoader(
+        loader,
+        plan,
+        weakref.proxy(loop),  # type: ignore[arg-type]  # which has the windows itself, as the Lightning trainer has
+        lambda: epochs.current_epoch,
+        start,
+        restores_without_batches=semantics.restores_rng_without_batches,
+        asks_empty_loader=semantics.asks_empty_loader,
+        skips_before_telling_epoch=semantics.skips_before_telling_epoch,
+        asks_to_the_end=not is_ours(run.trainer.get_batch_samples) or is_carried_on(loader),
+    )
+    return loop.windows
+
+
+# `TrainingRun`: one call of `train()`, with one fit or, under `auto_find_batch_size`, several.
+
+
+class TrainingRun:
+    """The state of one ``train()``, as module, strategy and loader of windows see it.
+
+    Args:
+        trainer: The Trainer, which owns the run.
+        backend: Ranks, strategy, precision and ``lightning.Trainer``.
+        counters: The run's counts.
+        checkpoints: Writes checkpoints.
+        warn_once: Issues each warning once per Trainer.
+        trial: The trial of a hyperparameter search, None outside one.
+        ignore_keys: Model outputs excluded from the predictions of evaluations during training.
+
+    Attributes:
+        warn_once: Issues each warning once per Trainer.
+        point: The checkpoint to resume from; None for a run that starts from the beginning.
+        watch: Records the signals on which the run saves and exits; None if nothing is saved.
+        hooks: The script of the current or last fit, with its objects.
+        pieces: The objects of the current or last fit; None before the first.
+        output: The result, None before the end.
+        originals: The Trainer's methods that methods of the module or the data stand in for.
+    """
+
+    trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        backend: LightningBackend,
+        counters: RunCounters,
+        checkpoints: CheckpointWriter,
+        warn_once: WarnOnce,
+        *,
+        trial: Trial | None = None,
+        ignore_keys: list[str] | None = None,
+    ) -> None:
+        self.trainer, self.backend, self.counters, self.checkpoints = trainer, backend, counters, checkpoints
+        self.trial, self.ignore_keys = trial, ignore_keys
+        self.point: CheckpointReader | None = None
+        self.watch: SignalWatch | None = None
+        self.pieces: FitObjects | None = None
+        self.output: TrainOutput | None = None
+        self.originals: dict[str, Callable[..., Any]] = {}
+        self._is_finished = False
+        self.optimization, self.warn_once = RunOptimization(self, 0), warn_once
+        self.hooks = RunHooks(self)  # for methods that are called before a fit, which has its own
+
+    # ---- the run ----
+
+    def train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
+        """Train and return the result; see the Trainer's ``train``."""
+        with self.begun(resume_from_checkpoint):
+            args = self.trainer.args  # `call_model_init`, or a trial, may have replaced them
+            loop = functools.partial(
+                self.trainer._inner_training_loop,
+                args=args,
+                resume_from_checkpoint=None if self.point is None else self.point.path,
+                trial=self.trial,
+                ignore_keys_for_eval=self.ignore_keys,
+            )
+            if self.may_fit_again:
+                with voted_collectives() if self.backend.traits.shards_model else nullcontext():
+                    return with_smaller_batches(
+                        loop, self.counters.train_batch_size, share=self._share_states, timeout=args.ddp_timeout_delta
+                    )
+            return loop(batch_size=self.counters.train_batch_size)
+
+    @contextmanager
+    def begun(self, resume_from_checkpoint: str | bool | None) -> Iterator[None]:
+        """Context of the run's fits: the model is prepared, with a checkpoint's weights, and signals are recorded."""
+        self._begin(resume_from_checkpoint)
+        try:
+            prepare_model(self.trainer, self.backend, self.counters, self.trial, self.warn_once)
+            if self.point is None:
+                self.checkpoints.owned = OwnedCheckpoints.start()
+            else:
+                self.checkpoints.owned = OwnedCheckpoints.resume(self.point.folder)
+                if not self.backend.traits.shards_model:
+                    self.trainer._load_from_checkpoint(self.point.path)
+                self._resume_batch_size(self.point)
+            with self._watching_signals(), quiet_progress_bars() if self.trainer.args.push_to_hub else nullcontext():
+                yield
+        finally:
+            self._end()
+
+    def _begin(self, resume_from_checkpoint: str | bool | None) -> None:
+        trainer, args = self.trainer, self.trainer.args
+        output_dir = args.output_dir
+        if args.should_save:  # before looking for checkpoints: a killed process may have left incomplete folders
+            make_output_folder(args)
+            publish.clean_orphans(output_dir)
+        trainer.accelerator.wait_for_everyone()
+        folder = finding.find_checkpoint(output_dir, resume_from_checkpoint, is_main=trainer.is_world_process_zero())
+        self.point = None if folder is None else CheckpointReader(folder)
+        self.checkpoints.last_step = None
+        if not trainer.semantics.keeps_batch_size:
+            self.counters.train_batch_size = args.train_batch_size
+        trainer.is_in_train = True
+        self.counters.memory.start("train")
+
+    def _resume_batch_size(self, point: CheckpointReader) -> None:
+        trainer, size = self.trainer, point.trainer_state().train_batch_size
+        wins = self.may_fit_again or not trainer.semantics.resumes_batch_size_if_searching
+        if size is not None and wins:
+            self.counters.train_batch_size = size
+
+    def _share_states(self) -> None:
+        """Make what steps with the optimizer the same on all ranks; the next fit's wrapper does so with weights.
+
+        A sharded model has on each rank states of its own, for weights that no other rank has, and an engine makes
+        both anew.
+        """
+        if self.backend.traits.shards_model:
+            self.backend.strategy.abandon(self.trainer.model)
+            return
+        trainer = self.trainer
+        if max_over_ranks(int(trainer.optimizer is None), trainer.args.ddp_timeout_delta):
+            return  # one failed before it had created its own, so none has made an update step
+        scheduler = None if self.counters.created_schedule else trainer.lr_scheduler
+        share_states(trainer.optimizer, scheduler, self.backend.scaler)
+
+    @contextmanager
+    def _watching_signals(self) -> Iterator[None]:
+        """Context that records signals if the run saves, and waits for a background save however it ends."""
+        args = for_run(self.trainer.args)
+        as_signalled, seconds = args.enable_jit_checkpoint, args.preemption_timeout
+        saves = saves_checkpoints(args) or as_signalled
+        writer = self.checkpoints
+        deadline = None if seconds is None else Deadline(seconds, lambda: writer.is_writing)
+        watch = SignalWatch(slurm_signal(self.backend.plugins), replaces_handler=as_signalled, deadline=deadline)
+        self.watch = watch if saves else None
+        try:
+            with watch.watching() if saves else nullcontext():
+                yield
+        except BaseException:
+            try:
+                self.checkpoints.wait_here()
+            except Exception as error:  # the error that ended the run is the one to raise
+                logger.error("%s", error)
+            raise
+        finally:
+            self.watch = None
+
+    def _end(self) -> None:
+        self.trainer.is_in_train = False
+        self.checkpoints.end_run()
+        self.backend.end_fit()
+        if self.pieces is not None:
+            self.pieces.hooks.end()  # again, in case of an error before Lightning's teardown
+        self.counters.memory.cancel()
+
+    # ---- one fit ----
+
+    def fit(
+        self,
+        batch_size: int | None,
+        resume_from_checkpoint: str | None,
+        trial: Trial | None,
+        ignore_keys_for_eval: list[str] | None,
+    ) -> TrainOutput:
+        """Run one fit with a per-device batch size of ``batch_size`` and return the result."""
+        plan, loader, start = self._prepare_fit(
+            RunHooks(), batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval
+        )
+        pieces = self._begin_fit(assemble(self, plan, loader, start), start)
+        self.backend.fit(pieces.module, pieces.windows)
+        self.finish_without_epoch()
+        return self.output  # type: ignore[return-value]  # None only if an override of `_finalize_training` returns that
+
+    def fit_user_pieces(self, user_pieces: UserPieces) -> None:
+        """Begin the one fit of ``user_pieces``, whose ``fit`` a person has called."""
+        point = None if self.point is None else self.point.path
+        batch_size = self.counters.train_batch_size
+        plan, loader, start = self._prepare_fit(user_pieces.hooks, batch_size, point, self.trial, self.ignore_keys)
+        self._begin_fit(assemble_user_pieces(self, plan, loader, start, user_pieces), start)
+
+    @property
+    def may_fit_again(self) -> bool:
+        """Whether a fit that runs out of memory is followed by another."""
+        return self.trainer.args.auto_find_batch_size
+
+    def finish_without_epoch(self) -> None:
+        """End the training if no epoch was left, for which Lightning calls no hook."""
+        pieces = self.pieces
+        if not self._is_finished and pieces is not None:
+            self.hooks.on_train_start(pieces.pl_trainer, pieces.module)
+            self.hooks.on_train_end(pieces.pl_trainer, pieces.module)
+
+    def _prepare_fit(
+        self,
+        hooks: RunHooks,
+        batch_size: int | None,
+        resume_from_checkpoint: str | None,
+        trial: Trial | None,
+        ignore_keys_for_eval: list[str] | None,
+    ) -> tuple[RunPlan, Iterable[Any], ResumePosition | None]:
+        """Set up a fit with ``hooks``; return its plan, its loader, and where a resumed one starts."""
+        self._is_finished = False
+        self.pieces = self.output = None
+        self.backend.renew_callbacks()
+        self.trainer.accelerator.free_memory()  # also of a fit that ran out of memory
+        if self.may_fit_again:
+            self.trainer.model_wrapped = self.trainer.model
+        self.counters.train_batch_size = batch_size or self.counters.train_batch_size
+        self.ignore_keys = ignore_keys_for_eval
+        self.point = self.resume_point(resume_from_checkpoint)
+        loader = self._train_loader()
+        plan = self.trainer.run_plan = self._plan(loader)
+        self.counters.train_tokens = count_train_tokens(self.trainer, plan, loader)
+        loader = self._shared(loader)
+        done = self.trainer._init_training_state(
+            plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
+        )
+        check_start(done, is_resumed=self.point is not None)
+        self.hooks = hooks
+        hooks.prepare(self)
+        plan, start, offset = hooks.resume.start_in_data(plan, loader, done, self.warn_once)
+        hooks.start_at(start, offset)
+        if start is not None:
+            self.trainer.state.max_steps, self.trainer.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
+        warn_of_untold_epochs(loader, loader if start is None else start.rest, self.trainer.semantics, self.warn_once)
+        warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self.warn_once)
+        plan = without_extra_step(self.trainer, plan, 0 if start is None else start.epoch, self.warn_once)
+        self.trainer.run_plan = hooks.progress.plan = plan
+        if self.counters.created_schedule:
+            self.trainer.lr_scheduler, self.counters.created_schedule = None, False
+        self.optimization = RunOptimization(self, plan.max_steps)
+        hooks.progress.begin()
+        self.trainer.callback_handler.train_dataloader = loader
+        if self.backend.strategy.wraps_each_fit:
+            self.trainer.model_wrapped = self.trainer.model
+        self.trainer.deepspeed = None
+        return plan, loader, start
+
+    def _begin_fit(self, pieces: FitObjects, start: ResumePosition | None) -> FitObjects:
+        """Make ``pieces`` the current ones, where the fit starts; return them."""
+        self.pieces, step = pieces, self.trainer.state.global_step
+        self.backend.begin_fit(self.trainer.callback_handler.train_dataloader, pieces.module)
+        if start is not None:
+            fast_forward(pieces.pl_trainer, start.epoch, windows=start.windows, update_steps=step)
+        return pieces
+
+    def _train_loader(self) -> Iterable[Any]:
+        """Return a new train loader."""
+        loader = self.trainer.get_train_dataloader()
+        check_is_loader(loader, "`get_train_dataloader`")
+        if isinstance(loader, PreparedDataLoader):
+            loader.track_stream_states()
+        return loader
+
+    def _shared(self, loader: Iterable[Any]) -> Iterable[Any]:
+        backend = weakref.proxy(self.backend)  # which has the loader itself in a fit
+        return share_sequences(self.trainer, loader, lambda: backend.strategy.sequence_group, self.warn_once)
+
+    def reload(self) -> None:
+        """Train on a new train loader from the epoch on that begins now; the next evaluations have new ones too."""
+        assert self.pieces is not None, "called in a fit"
+        loader = self._shared(self._train_loader())
+        self.pieces.windows.replace(loader)
+        self.backend.loaders.train = self.trainer.callback_handler.train_dataloader = loader
+        self.counters.eval_loaders.clear()
+
+    def resume_point(self, folder: str | None) -> CheckpointReader | None:
+        """Return the checkpoint ``folder``, with the run's caches if it is the one to resume; None for None."""
+        if folder is None:
+            return None
+        own = self.point is not None and self.point.path == folder
+        return self.point if own else CheckpointReader(folder)
+
+    def _plan(self, loader: Iterable[Any]) -> RunPlan:
+        """Return the plan of the run, from the Trainer's ``set_initial_training_values``."""
+        check_even(loader, awaited="gradients")
+        trainer, args = self.trainer, self.trainer.args
+        by_batches = trainer.semantics.plans_by_batches
+        samples = None if by_batches else samples_per_update_step(trainer, args)
+        older = () if by_batches else (("total_train_batch_size", samples),)
+        values = call_as_defined(trainer.set_initial_training_values, ("args", args), ("dataloader", loader), *older)
+        plan = from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
+        return limited(plan, self.backend.limits, num_train_epochs=epochs_to_train(args))
+
+    def lightning_state(self) -> dict[str, Any]:
+        """Return the content of a checkpoint's ``lightning.pt``; every rank has to call it."""
+        content: dict[str, Any] = {"callbacks": self.backend.callback_states()}
+        made = self.backend.checkpoint_entries(self.checkpoints.file_writer)
+        entries = {name: value for name, value in made.items() if name != "state_dict"}  # the checkpoint's weights
+        if entries:
+            content["callback_entries"] = entries
+        position = self.hooks.progress.position_to_resume()
+        if position is not None:
+            content["position"] = position.to_dict()
+        is_whole = not self.backend.traits.shards_model
+        known = parameter_names(self.trainer.optimizer, self.trainer.model) if is_whole else None
+        if known is not None:
+            content["parameters"] = asdict(known)
+        stream = gather_stream_states(None if self.pieces is None else self.pieces.windows.loader)
+        if stream is not None:
+            content["stream"] = stream
+        return content
+
+    def set_output(self, output: TrainOutput) -> None:
+        """Store the run's result."""
+        self.output, self._is_finished = output, True
+
+    # ---- called by the engine ----
+
+    def original(self, name: str) -> Callable[..., Any]:
+        """Return the Trainer's method ``name``; where the module or the data stands in for it, the one before."""
+        return self.originals.get(name) or getattr(self.trainer, name)
+
+    def wrap(self) -> nn.Module:
+        """Return the module to train if the strategy has not wrapped the model, by the Trainer's ``_wrap_model``."""
+        return wrap_to_train(self.trainer, self.backend, self.warn_once)
+
+    def take_wrapper(self, wrapped: nn.Module) -> None:
+        """Train ``wrapped``, the model in the strategy's wrapper; a sharded model loads resumed weights now."""
+        traits = self.backend.traits
+        if traits.has_engine and self.backend.trains:
+            self.wrap()  # for overrides of `_wrap_model`
+        take_wrapper(self.trainer, self.backend, wrapped)
+        if traits.has_engine:
+            self.trainer.deepspeed = wrapped
+        elif traits.shards_model and self.point is not None and self.backend.trains:
+            self.trainer._load_from_checkpoint(self.point.path)
+
+    def take_optimizers(self, optimizer: Optimizer, scheduler: Any) -> None:
+        """Use the optimizer and the schedule that the strategy has created."""
+        self.trainer.optimizer, self.trainer.lr_scheduler = optimizer, scheduler
+
+    def exit_if_preempted(self) -> None:
+        """Save and exit, after an error in reading data, if the process has received a signal to exit."""
+        if self.hooks.preemption is not None and self.pieces is not None:
+            self.hooks.preemption.exit_without_workers(self.pieces.pl_trainer)
+
+
+# The current or last run of a Trainer, and its counts as attributes of the Trainer with transformers' names.
+
+
+_UNSET = object()
+
+
+def new_run(trainer: Trainer, trial: Trial | None = None, ignore_keys: list[str] | None = None) -> TrainingRun:
+    """Create a run, set it as the current one of ``trainer`` and return it.
+
+    Args:
+        trainer: The Trainer.
+        trial: The trial of a hyperparameter search, None outside one.
+        ignore_keys: Model outputs excluded from the predictions of evaluations during training.
+    """
+    parts = (trainer.lightning_backend, counts_of(trainer), trainer.checkpoint_writer, trainer.warn_once)
+    run = trainer.training_run = TrainingRun(trainer, *parts, trial=trial, ignore_keys=ignore_keys)
+    return run
+
+
+def current_run(trainer: Trainer) -> TrainingRun:
+    """Return the current or last run; before the first, a new one."""
+    return new_run(trainer) if trainer.training_run is None else trainer.training_run
+
+
+def prepare_strategy(trainer: Trainer) -> None:
+    """Let the strategy wrap the model if it needs a wrapper to be evaluated or saved."""
+    backend, callbacks = trainer.lightning_backend, trainer.callback_handler.callbacks
+    # Opening them begins a new run of each tracker in a search: only where a Lightning trainer is about to be built.
+    loggers = open_loggers(callbacks, trainer.args, trainer.state) if backend.pl_trainer is None else ()
+    wrapped = backend.prepare_evaluation(trainer.args, trainer.model, loggers)
+    if wrapped is not None:
+        current_run(trainer).take_wrapper(wrapped)
+
+
+class View:
+    """An attribute of the Trainer that reads and writes a field of its counts.
+
+    Args:
+        field: The field's name in :class:`~hf_compat.trainer.progress.RunCounters`.
+        initial: Its first value. Default: that of ``RunCounters``.
+    """
+
+    def __init__(self, field: str, initial: object = _UNSET) -> None:
+        self.field = field
+        self.initial = initial
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trainer: Trainer | None, owner: type) -> Any:
+        if trainer is None:
+            return self
+        try:
+            return getattr(counts_of(trainer), self.field)
+        except AttributeError:
+            raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {self.name!r}") from None
+
+    def __set__(self, trainer: Trainer, value: object) -> None:
+        setattr(counts_of(trainer), self.field, value)
+
+    def __delete__(self, trainer: Trainer) -> None:
+        delattr(counts_of(trainer), self.field)
+
+
+def counts_of(trainer: Trainer) -> RunCounters:
+    """Return the counts of ``trainer``, created on first use, which may be before ``super().__init__()``."""
+    counters: RunCounters | None = vars(trainer).get("run_counters")
+    if counters is None:
+        counters = vars(trainer)["run_counters"] = RunCounters()
+        kind = type(trainer)
+        for view in (getattr(kind, name) for name in _views(kind)):
+            if isinstance(view, View) and view.initial is not _UNSET:  # it may have been overridden by a property
+                setattr(counters, view.field, view.initial)
+    return counters
+
+
+def keep_views(kind: type) -> None:
+    """Make each plain value that the class ``kind`` has under the name of a view that view's first value."""
+    for name, value in list(vars(kind).items()):
+        inherited = next((vars(base)[name] for base in kind.__mro__[1:] if name in vars(base)), None)
+        if isinstance(inherited, View) and not hasattr(value, "__get__"):
+            view = View(inherited.field, value)
+            view.__set_name__(kind, name)
+            setattr(kind, name, view)
+
+
+def _views(kind: type) -> list[str]:
+    return [name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, View)]

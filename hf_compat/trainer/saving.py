@@ -1,0 +1,507 @@
+"""Evaluations and saves during training, the best model, and the end of a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_compat.arguments.derived import saves_checkpoints
+from hf_compat.callbacks.handler import fire
+from hf_compat.checkpoint import names, rotation
+from hf_compat.checkpoint.background import is_requested
+from hf_compat.checkpoint.writer import Part
+from hf_compat.data.windows import Window
+from hf_compat.distributed.oom_consensus import PacedVotes
+from hf_compat.errors import (
+    BatchSizeError,
+    CheckpointWriteError,
+    MetricNameError,
+    MetricsError,
+    MissingWeightsError,
+    described,
+)
+from hf_compat.memory import WeakAttribute
+from hf_compat.metrics import speed_metrics
+from hf_compat.optim.schedulers import steps_on_metric
+from hf_compat.overriding import call_as_defined, check_returned, is_ours
+from hf_compat.plan.plan import EvaluationTimes, steps_between
+from hf_compat.state import export_states
+from hf_compat.trainer.batch_size import is_out_of_memory
+from hf_compat.trainer.outputs import TrainOutput
+from hf_compat.trainer.progress import warn_of_negative_plateau
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.state import TrainerState
+    from hf_compat.trainer.progress import RunCounters
+    from hf_compat.trainer.run import TrainingRun
+    from hf_compat.trainer.searching import Trial
+    from hf_compat.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+# The best evaluation, its checkpoint, and loading the best model.
+
+
+def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> float:
+    """Return the value of ``metric_for_best_model``.
+
+    Raises:
+        MetricsError: If the evaluation returned no dict.
+        MetricNameError: If that lacks it.
+    """
+    if not isinstance(metrics, Mapping):
+        raise MetricsError(
+            f"`evaluate` returned {described(metrics)}, but a model is chosen by its metrics. Return what it computes."
+        )
+    wanted = args.metric_for_best_model
+    name = f"eval_{(wanted or 'loss').removeprefix('eval_')}"
+    if name not in metrics:
+        there = f"only {', '.join(metrics)}" if metrics else "and no other metric"
+        remedy = ", or use one of these" if metrics else ""
+        if name == "eval_loss":
+            remedy += f"; there is a loss if batches have labels, by the names in `label_names={args.label_names}`"
+        raise MetricNameError(
+            f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
+            f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."
+        )
+    return metrics[name]
+
+
+def checked_output_dir(folder: Any) -> str:
+    """Return ``folder``, which the Trainer's ``_get_output_dir`` has returned.
+
+    Raises:
+        OverrideError: If it is no path.
+    """
+    check_returned(isinstance(folder, str | os.PathLike), folder, "_get_output_dir", "the path of a folder")
+    return folder  # type: ignore[no-any-return]
+
+
+def note_best_checkpoint(trainer: Trainer, output_dir: str) -> None:
+    """Set ``state.best_model_checkpoint`` if the update step of the best evaluation is saved."""
+    state: TrainerState = trainer.state
+    if not state.best_global_step or not saves_checkpoints(trainer.args):
+        return
+    best = os.path.join(output_dir, names.checkpoint_name(state.best_global_step))
+    if state.best_global_step == state.global_step or os.path.exists(best):
+        state.best_model_checkpoint = best
+
+
+def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:
+    """Load the weights of the best checkpoint if it still exists.
+
+    Args:
+        state: The state with the path of the best checkpoint.
+        load: Loads the weights in a folder into the model.
+    """
+    if state.best_model_checkpoint is None:
+        logger.warning("No best checkpoint was recorded; keeping the current weights.")
+        return
+    best = state.best_model_checkpoint
+    if not Path(best).is_dir():  # not an error, which would lose the result of the training
+        logger.warning(
+            "Could not locate the best model at %s: the checkpoint no longer exists. Keeping the last weights.", best
+        )
+        return
+    logger.info("Loading best model from %s (score: %s).", best, state.best_metric)
+    try:
+        load(best)
+    except MissingWeightsError as error:
+        logger.warning("Could not locate the best model at %s; keeping the last weights. %s", best, error)
+
+
+# Saving checkpoints during training: their parts, and handling write errors.
+
+
+class CheckpointSaving:
+    """Saves checkpoints, synchronously or in the background, and fires ``on_save``.
+
+    Args:
+        run: The run.
+    """
+
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run, self._trainer = run, run.trainer
+        self._writer = run.checkpoints
+        self._best_before: str | None = None
+
+    def begin_step(self) -> None:
+        """Note that what follows, an evaluation perhaps, is in no checkpoint yet."""
+        self._writer.last_step = None
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether the current update step is saved."""
+        return self._writer.last_step == self._trainer.state.global_step
+
+    @property
+    def _writes_files(self) -> bool:
+        """Whether this rank writes the files that one writes for all, or for its node."""
+        return self._trainer.args.should_save
+
+    def save(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
+        """Save a checkpoint and fire ``on_save``; a write error is raised or logged, as ``on_save_error`` says.
+
+        Args:
+            model: The wrapped model.
+            trial: The trial of a hyperparameter search, None outside one.
+            metrics: The metrics of the last evaluation, None without one.
+
+        Raises:
+            CheckpointWriteError: On every rank, unless ``on_save_error='warn'``.
+        """
+        self.finish()
+        self._best_before = self._trainer.state.best_model_checkpoint
+        try:
+            with self._writer.writing():
+                call_as_defined(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
+        except CheckpointWriteError as error:
+            self._handle_write_error(error)
+            self._trainer.control.should_save = False  # as after a save: it is not tried again at the epoch's end
+            return
+        self._writer.last_step = self._trainer.state.global_step  # an override may have saved by itself
+        fire(self._trainer, "on_save")
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is being saved in the background; every rank calls it."""
+        if is_requested(self._trainer.args):
+            try:
+                with self._writer.writing():
+                    self._writer.wait()
+            except CheckpointWriteError as error:
+                self._handle_write_error(error)
+
+    def _handle_write_error(self, error: CheckpointWriteError) -> None:
+        self._trainer.state.best_model_checkpoint = self._best_before
+        if self._trainer.args.on_save_error == "raise":
+            raise error
+        logger.error("%s Training continues (`on_save_error='warn'`).", error)
+
+    def write(self, trial: Trial | None) -> None:
+        """Write ``checkpoint-<update step>``, which appears only when it is complete; then push it and rotate.
+
+        If a subclass overrides ``_save_checkpoint``, or a callback ``on_save``, it may read the folder: this method
+        then returns only when the folder is complete.
+
+        Args:
+            trial: The trial of a hyperparameter search, None outside one.
+        """
+        args = self._trainer.args
+        if self._trainer.hp_search_backend is None and trial is None:
+            self._trainer.store_flos()
+        output_dir = checked_output_dir(self._trainer._get_output_dir(trial=trial))
+        step = self._trainer.state.global_step
+        self._writer.write(
+            Path(output_dir, names.checkpoint_name(step)),
+            self._parts(output_dir),
+            step=step,
+            launch=args.launch,
+            writes_files=self._writes_files,
+            background=is_requested(args),
+            timeout=args.ddp_timeout_delta,
+            then=(self._push, self._rotate),
+            must_finish=self._must_finish_first,
+        )
+
+    def write_for_search(self, folder: Path) -> None:
+        """Write a checkpoint from which a search library can resume a trial, on this rank only."""
+        step = self._trainer.state.global_step
+        parts = [self._weights()]
+        if self._writes_files:
+            parts += [self._part("_save_optimizer_and_scheduler"), Part(self._write_state)]
+        self._writer.write_alone(folder / names.checkpoint_name(step), parts, step=step)
+
+    # ---- parts ----
+
+    def _parts(self, output_dir: str) -> list[Part]:
+        """Return the parts of a checkpoint in transformers' order."""
+        best = Part(lambda _: note_best_checkpoint(self._trainer, output_dir), deferrable=True)  # which writes nothing
+        parts = [self._weights(), best]
+        if not self._trainer.args.save_only_model:
+            methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
+            parts += [*map(self._part, methods), Part(self._write_lightning_state, deferrable=True)]
+        if self._writes_files:
+            parts.append(Part(self._write_state))
+        return parts
+
+    def _weights(self) -> Part:
+        own = is_ours(self._trainer.save_model) and is_ours(self._trainer._save)
+        return Part(lambda folder: self._trainer.save_model(str(folder), _internal_call=True), deferrable=own)
+
+    def _part(self, name: str) -> Part:
+        """Return the part written by the Trainer's method ``name``."""
+        method = getattr(self._trainer, name)
+        return Part(lambda folder: method(str(folder)), deferrable=is_ours(method))
+
+    def _write_lightning_state(self, folder: Path) -> None:
+        file_writer = self._writer.file_writer
+        file_writer.finish_concurrent()  # callbacks may change the weights
+        content = self._run.lightning_state()  # every rank calls it
+        if self._writes_files:
+            file_writer(torch.save, file_writer.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
+
+    def _write_state(self, folder: Path) -> None:
+        trainer = self._trainer
+        export_states(trainer.state.stateful_callbacks, [*trainer.callback_handler.callbacks, trainer.control])
+        trainer.state.save_to_json(str(folder / names.TRAINER_STATE_NAME))
+
+    # ---- after it is complete ----
+
+    def _push(self, folder: Path) -> None:
+        if self._trainer.args.push_to_hub:
+            self._trainer._push_from_checkpoint(str(folder))
+
+    def _rotate(self, folder: Path) -> None:
+        self._trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
+
+    def rotate_finished(self, trial: Trial | None) -> None:
+        """Leave the best checkpoint of ``trial`` alone, if ``save_total_limit=1``: no newest one is resumed from."""
+        args, best = self._trainer.args, self._trainer.state.best_model_checkpoint
+        folder = checked_output_dir(self._trainer._get_output_dir(trial))
+        if args.should_save and args.save_total_limit == 1 and best is not None:
+            rotation.delete_all_but_best(folder, best=best, owned=self._writer.owned, remover=self._writer.remover)
+
+    def _must_finish_first(self) -> bool:
+        """Return whether the folder is needed before training continues; log which callbacks need it."""
+        if found := self._reading_callbacks():
+            classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
+            logger.info("Every background save blocks training, because %s defines `on_save`.", classes)
+        follows = (self._trainer._push_from_checkpoint, self._trainer._rotate_checkpoints)
+        return self._is_read_after_saving() or not all(map(is_ours, follows))
+
+    def _is_read_after_saving(self) -> bool:
+        """Return whether an override of the user's is called after a save, and may read or change its folder."""
+        return bool(self._reading_callbacks()) or not is_ours(self._trainer._save_checkpoint)
+
+    def _reading_callbacks(self) -> list[object]:
+        return [callback for callback in self._trainer.callback_handler.callbacks if _overrides_on_save(callback)]
+
+
+def _overrides_on_save(callback: object) -> bool:
+    function = getattr(type(callback), "on_save", None)
+    # The method of the base class, ours or transformers', does nothing.
+    return function is not None and function.__qualname__ != "TrainerCallback.on_save" and not is_ours(function)
+
+
+# Evaluations during training, and their times where no training argument can express them.
+
+
+class TrainingEvaluation:
+    """Evaluates, reports the metrics to a hyperparameter search, and steps a metric-based schedule.
+
+    Args:
+        run: The run.
+
+    Attributes:
+        ignore_keys: Model outputs that are excluded from the predictions of these evaluations.
+    """
+
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run, self._trainer = run, run.trainer
+        self.ignore_keys = run.ignore_keys
+        self._before: Tensor | None = None
+
+    def evaluate(
+        self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, *, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """Evaluate, report and return the metrics.
+
+        Args:
+            trial: The trial of a hyperparameter search, None outside one.
+            ignore_keys_for_eval: Model outputs excluded from the predictions.
+            skip_scheduler: Do not step a metric-based schedule.
+
+        Raises:
+            BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
+        """
+        metrics = self.measure(ignore_keys_for_eval)
+        call_as_defined(
+            self._trainer._report_to_hp_search,
+            ("trial", trial),
+            ("step", self._trainer.state.global_step),
+            ("metrics", metrics),
+        )
+        scheduler: Any = self._trainer.lr_scheduler
+        if steps_on_metric(scheduler) and not skip_scheduler:
+            metric = metric_for_best(self._trainer.args, metrics)
+            warn_of_negative_plateau(scheduler, metric, self._run.warn_once)
+            scheduler.step(metric)
+        return metrics
+
+    def measure(self, ignore_keys: list[str] | None) -> dict[str, float]:
+        """Evaluate and return the metrics.
+
+        Args:
+            ignore_keys: Model outputs excluded from the predictions.
+
+        Raises:
+            BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
+        """
+        trainer = self._trainer
+        self._before = sample_of_weights(trainer.model)
+        try:
+            metrics = call_as_defined(trainer.evaluate, ignore_keys=ignore_keys)
+        except Exception as error:
+            self._run.exit_if_preempted()  # a signal may have ended loader workers
+            if trainer.args.auto_find_batch_size and is_out_of_memory(error):
+                raise BatchSizeError(
+                    "Evaluation hit an out-of-memory error: `auto_find_batch_size=True` only reduces the training "
+                    f"batch size. Set a `per_device_eval_batch_size` below {trainer.args.per_device_eval_batch_size}."
+                ) from error
+            raise
+        self._before = None
+        return metrics  # type: ignore[no-any-return]
+
+    def keeps_weights(self) -> bool:
+        """Return whether the model has the weights of training, also where an evaluation has not come to its end.
+
+        Callbacks and overrides may evaluate others, such as averages, and put the former back afterwards.
+        """
+        return self._before is None or torch.equal(self._before, sample_of_weights(self._trainer.model))
+
+
+def sample_of_weights(model: nn.Module) -> Tensor:
+    """Return some elements of each parameter of this rank, in float32, on one device."""
+    parts: list[Tensor] = []
+    for parameter in model.parameters():
+        own = parameter.detach()
+        own = own.to_local() if hasattr(own, "to_local") else own
+        if type(own) not in (Tensor, nn.Parameter):  # quantized ones, which are not trained, have no plain elements
+            continue
+        corner = own[(slice(2),) * own.dim()].flatten()[:8]
+        parts.append((torch.view_as_real(corner).flatten() if corner.is_complex() else corner).float())
+    return torch.cat([part.to(parts[0].device, copy=True) for part in parts]).nan_to_num() if parts else torch.empty(0)
+
+
+class EvaluationTiming:
+    """Asks for an evaluation, by ``control.should_evaluate``, when one is due.
+
+    A fraction or a number of update steps is counted from the beginning of each epoch. A time is measured by each rank
+    from the end of its last evaluation; all evaluate once one finds that it is due, which they exchange
+    twice a second, and ten times within a shorter interval.
+
+    Args:
+        trainer: The Trainer.
+        times: When the run evaluates.
+    """
+
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, trainer: Trainer, times: EvaluationTimes) -> None:
+        self._trainer = trainer
+        self._times = times
+        self._steps: int | None = None
+        self._evaluated_at = 0.0
+        self._was_due = False
+        interval = times.every.total_seconds() if isinstance(times.every, timedelta) else math.inf
+        self._votes = PacedVotes(min(0.5, interval / 10))
+
+    def begin(self) -> None:
+        """Count or measure from here."""
+        plan = self._trainer.run_plan
+        assert plan is not None, "a fit has a plan"
+        self._steps = steps_between(self._times, plan, has_length=plan.num_train_epochs < sys.maxsize)
+        self._evaluated_at = time.monotonic()
+
+    def begin_window(self) -> None:
+        """Measure from here if there was an evaluation since the last update step."""
+        if self._was_due:
+            self._evaluated_at, self._was_due = time.monotonic(), False
+
+    def request_after_update(self, window: Window) -> None:
+        """Request an evaluation after the update step of ``window``, if it is due."""
+        trainer, times = self._trainer, self._times
+        if times.at_epoch_end:
+            return
+        is_due = self._is_time() if self._steps is None else self._is_step(window, self._steps)
+        if is_due and times.has_epoch(window.epoch) and trainer.state.global_step >= times.delay:
+            trainer.control.should_evaluate = True
+            self._was_due = True
+
+    def request_after_epoch(self, epoch: int) -> None:
+        """Request an evaluation after ``epoch``, if it is one with evaluations."""
+        trainer, times = self._trainer, self._times
+        if times.at_epoch_end and times.has_epoch(epoch) and (trainer.state.epoch or 0) >= times.delay:
+            trainer.control.should_evaluate = True
+
+    def _is_step(self, window: Window, steps: int) -> bool:
+        plan = self._trainer.run_plan
+        assert plan is not None, "a fit has a plan"
+        done = window.batches_before + len(window.batches)
+        return math.ceil(done / plan.accumulate) % steps == 0
+
+    def _is_time(self) -> bool:
+        assert isinstance(self._times.every, timedelta), "neither steps nor epochs count"
+        is_due = time.monotonic() - self._evaluated_at >= self._times.every.total_seconds()
+        timeout = self._trainer.args.ddp_timeout_delta
+        return bool(self._votes.max_over_ranks(self._trainer.state.global_step, int(is_due), timeout))
+
+
+# The end of training: final metrics, the best model, the checkpoints that are left, `on_train_end`.
+
+
+def finalize_training(
+    trainer: Trainer, counters: RunCounters, saving: CheckpointSaving, num_train_samples: float, start_time: float
+) -> TrainOutput:
+    """Log the final metrics, load the best model, rotate, fire ``on_train_end``; return the run's result.
+
+    Args:
+        trainer: The Trainer.
+        counters: The run's counts, with its total loss.
+        saving: Waits for a checkpoint that is being saved in the background, and deletes the checkpoints that a
+            finished run no longer needs.
+        num_train_samples: Samples of the run.
+        start_time: When the run started, in seconds of ``time.time``.
+    """
+    logger.info("Training completed after %s update steps.", f"{trainer.state.global_step:,}")
+    if counters.tr_loss is not None:  # else nothing was trained
+        counters.total_loss_scalar += counters.tr_loss.item()
+    saving.finish()
+    loads_best = trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None
+    if loads_best and not trainer.semantics.loads_best_after_final_log:
+        trainer._load_best_model()
+    metrics = _final_metrics(trainer, counters, num_train_samples, start_time)
+    trainer.is_in_train = trainer.semantics.loads_best_after_final_log
+    counters.memory.stop_and_update_metrics(metrics, "train")
+    trainer.log(metrics)
+    if loads_best and trainer.semantics.loads_best_after_final_log:
+        trainer._load_best_model()
+    saving.rotate_finished(counters.trial)
+    fire(trainer, "on_train_end")
+    trainer._finish_current_push()
+    return TrainOutput(trainer.state.global_step, metrics["train_loss"], metrics)
+
+
+def _final_metrics(
+    trainer: Trainer, counters: RunCounters, num_train_samples: float, start_time: float
+) -> dict[str, Any]:
+    """Return speed metrics, floating-point operations and the mean loss of the run."""
+    state = trainer.state
+    if trainer.semantics.averages_over_session_steps:
+        done = steps = state.global_step - counters.initial_step
+        samples = num_train_samples * steps / max(state.max_steps, 1)
+    else:
+        steps, samples, done = state.max_steps, num_train_samples, state.global_step
+    metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps, num_tokens=counters.train_tokens)
+    trainer.store_flos()
+    metrics["total_flos"] = state.total_flos
+    metrics["train_loss"] = counters.total_loss_scalar / max(done, 0.001)
+    return metrics

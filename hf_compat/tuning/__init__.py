@@ -1,1 +1,0 @@
-"""Hyperparameter search: the search space, the objective, and the backends that run trials."""
