@@ -185,7 +185,7 @@ def _signature(function: Callable[..., Any], *, is_bound: bool) -> _Signature:
     )
 
 
-def call_as_defined(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def call_override(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Call ``method``, perhaps an override for another release, with the parameters it has; return its result.
 
     If it can be called as upstream calls it, it is, whatever its parameters are named. Otherwise arguments without a

@@ -188,11 +188,11 @@ BEHIND_A_FLAG = {
 
 
 def test_a_field_that_may_be_the_scripts_is_read_as_the_run_has_it():
-    """Who reads a field that some release lacks, and so may be a script's own, asks ``for_run`` for its value."""
+    """Who reads a field that some release lacks, and so may be a script's own, reads it of ``effective_args``."""
     found = set()
     for module, tree in TREES.items():
         for name, function in functions_of(tree) if module.parts[0] != "arguments" else ():
-            if not any(isinstance(node, ast.Name) and node.id == "for_run" for node in ast.walk(function)):
+            if not any(isinstance(node, ast.Name) and node.id == "effective_args" for node in ast.walk(function)):
                 found |= {(module.name, name, field) for field in fields_read(function) if may_be_lacking(field)}
     assert {row for row in found if row[2] not in OWN_FIELDS} == BEHIND_A_FLAG
 

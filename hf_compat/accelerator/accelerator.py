@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from hf_compat.accelerator import prepared as other_models
+from hf_compat.accelerator import preparing
 from hf_compat.accelerator.plugins import FixedSetting, LoaderSettings, ProjectSettings, SettingsObject, refused_member
-from hf_compat.accelerator.prepared import GradientState, PreparedOptimizer, PreparedSchedule
+from hf_compat.accelerator.preparing import GradientState, PreparedOptimizer, PreparedSchedule
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.releases import Semantics
 from hf_compat.checkpoint.weights import save_safetensors
@@ -557,12 +557,12 @@ class Accelerator(ProcessState):
             NotSupportedError: If it is to be trained beside a model that is sharded.
         """
         is_new = not getattr(model, "_is_accelerate_prepared", False)
-        if self._backend.traits.shards_model and is_new and not evaluation_mode and other_models.is_trainable(model):
+        if self._backend.traits.shards_model and is_new and not evaluation_mode and preparing.is_trainable(model):
             raise NotSupportedError(
                 "`accelerator.prepare_model`: a second trainable model is not supported with FSDP, DeepSpeed or tensor "
                 "parallelism. Freeze it, or pass `evaluation_mode=True`."
             )
-        prepared = other_models.prepare_model(
+        prepared = preparing.prepare_model(
             model,
             self.state,
             autocast=self._autocast_of_forward,
@@ -599,7 +599,7 @@ class Accelerator(ProcessState):
             keep_fp32_wrapper: Whether its forward pass stays under autocast.
             keep_torch_compile: Whether a compiled model stays compiled.
         """
-        return other_models.unwrap(model, keeps_autocast=keep_fp32_wrapper, keeps_compiled=keep_torch_compile)
+        return preparing.unwrap(model, keeps_autocast=keep_fp32_wrapper, keeps_compiled=keep_torch_compile)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return ``model``'s full state dict.
@@ -634,7 +634,7 @@ class Accelerator(ProcessState):
         precision = self._backend.precision
         if not isinstance(precision, ForwardMixedPrecision):
             return None
-        return functools.partial(other_models.autocast_with, self.autocast_handler, precision.autocast_context_manager)
+        return functools.partial(preparing.autocast_with, self.autocast_handler, precision.autocast_context_manager)
 
     @contextmanager
     def autocast(self, autocast_handler: Any = None) -> Iterator[None]:
@@ -644,7 +644,7 @@ class Accelerator(ProcessState):
             autocast_handler: accelerate's ``AutocastKwargs``, or an object with its ``enabled`` and ``cache_enabled``.
         """
         of_forward = self._autocast_of_forward
-        with nullcontext() if of_forward is None else other_models.autocast_with(autocast_handler, of_forward):
+        with nullcontext() if of_forward is None else preparing.autocast_with(autocast_handler, of_forward):
             yield
 
     # ---- logs, files, profiles ----

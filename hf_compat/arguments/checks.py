@@ -28,7 +28,7 @@ from hf_compat.arguments.releases import (
     START_METHODS,
     Semantics,
     defaults,
-    for_run,
+    effective_args,
     installed_release,
     resolve_semantics,
 )
@@ -534,7 +534,7 @@ def data_problems(
         has_metric: Whether ``compute_metrics`` is a torchmetrics metric.
         takes_result: Whether ``compute_metrics`` is one, takes ``compute_result``, or is None.
     """
-    args, problems = for_run(args), []
+    args, problems = effective_args(args), []
     if args.eval_strategy != "no" and not has_eval_data:
         strategy = str(getattr(args.eval_strategy, "value", args.eval_strategy))
         problems.append(
@@ -576,7 +576,7 @@ def accelerator_config_problems(args: TrainingArguments, data_parallel_size: int
         args: The training arguments.
         data_parallel_size: Data-parallel world size.
     """
-    args, problems = for_run(args), []
+    args, problems = effective_args(args), []
     config, steps = args.accelerator_config, args.gradient_accumulation_steps
     num_steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", steps)
     if num_steps != steps:
@@ -604,7 +604,7 @@ def setup_warnings(args: TrainingArguments) -> Iterator[str]:
 
 def setup_notes(args: TrainingArguments, semantics: Semantics, *, is_stream: bool) -> Iterator[str]:
     """Yield what a Trainer that is made logs at level info: fields that have no effect, and what replaces them."""
-    args, is_old = for_run(args), semantics.release.major < 5
+    args, is_old = effective_args(args), semantics.release.major < 5
     if args.max_steps > 0 and args.num_train_epochs > 0:
         yield (
             f"max_steps is given ({args.max_steps}), it will override any value given in num_train_epochs "

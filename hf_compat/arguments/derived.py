@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from hf_compat.arguments.enums import HubStrategy
-from hf_compat.arguments.releases import Semantics, for_run
+from hf_compat.arguments.releases import Semantics, effective_args
 from hf_compat.errors import OutputFolderError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def compile_keywords(args: TrainingArguments) -> CompileKeywords | None:
 
 def loader_keywords(args: TrainingArguments) -> dict[str, Any]:
     """Return the keywords of every ``DataLoader``, which say how workers load batches."""
-    args = for_run(args)
+    args = effective_args(args)
     return {
         "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory,
@@ -156,7 +156,7 @@ def default_event_folder(args: TrainingArguments) -> str:
 
 def event_folder(args: TrainingArguments) -> str:
     """Return TensorBoard's folder: of the field, of the environment, or a new one in the output folder."""
-    args = for_run(args)
+    args = effective_args(args)
     given = args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
     return str(Path(default_event_folder(args))) if given is None else os.path.expanduser(given)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.enums import FSDPOption
 from hf_compat.arguments.parser import LibraryField
-from hf_compat.arguments.releases import SINCE, Semantics, defaults, for_run
+from hf_compat.arguments.releases import SINCE, Semantics, defaults, effective_args
 from hf_compat.errors import HFCompatWarning
 
 if TYPE_CHECKING:
@@ -166,13 +166,13 @@ def apply_checkpointing_alias(args: TrainingArguments, semantics: Semantics) -> 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:
     """Return whether a run checkpoints activations, by either name of the field; one may have been set later."""
-    args = for_run(args)
+    args = effective_args(args)
     return bool(args.activation_checkpointing or args.gradient_checkpointing)
 
 
 def checkpointing_keywords(args: TrainingArguments) -> dict[str, Any] | None:
     """Return the keywords of activation checkpointing, by either name of the field."""
-    args = for_run(args)
+    args = effective_args(args)
     keywords: dict[str, Any] | None = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs
     return keywords
 

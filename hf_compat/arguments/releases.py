@@ -380,7 +380,7 @@ def fields_of_the_script(kind: type[TrainingArguments], release: Version) -> fro
 def script_values_aside(args: TrainingArguments, release: Version) -> Iterator[None]:
     """In the block ``args`` have the run's values of the fields that are the script's.
 
-    Afterwards the script's values are back, and the run's are kept for :func:`for_run`.
+    Afterwards the script's values are back, and the run's are kept for :func:`effective_args`.
     """
     names = fields_of_the_script(type(args), release) | vars(args).get(_STORE, {}).keys()
     if not names:
@@ -401,7 +401,7 @@ def keep_apart(args: TrainingArguments, name: str, value: object) -> None:
     setattr(args, name, value)
 
 
-def for_run(args: TrainingArguments) -> TrainingArguments:
+def effective_args(args: TrainingArguments) -> TrainingArguments:
     """Return ``args`` as a run reads them: with its own values of fields that are the script's."""
     if _STORE not in args.__dict__:  # nearly always, and at every batch
         return args
@@ -449,7 +449,7 @@ def warmup_update_steps(args: TrainingArguments, num_training_steps: int) -> int
 
     ``warmup_steps`` takes precedence over ``warmup_ratio``, the older field for a fraction.
     """
-    args = for_run(args)
+    args = effective_args(args)
     steps = args.warmup_steps
     if steps >= 1 or (steps and not resolve_semantics(args.semantics).warmup_below_one_is_ratio):
         return int(steps)

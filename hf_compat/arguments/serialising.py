@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.fields import ALIASES
-from hf_compat.arguments.releases import OWN_FIELDS, defaults, fields_of_the_script, for_run, is_field_of
+from hf_compat.arguments.releases import OWN_FIELDS, defaults, effective_args, fields_of_the_script, is_field_of
 from hf_compat.arguments.resolving import semantics_of
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def hyperparameters(args: TrainingArguments, semantics: Semantics, data_parallel
         semantics: The transformers release to follow.
         data_parallel_size: Data-parallel world size.
     """
-    args = for_run(args)
+    args = effective_args(args)
     devices, accumulated = args.world_size, args.gradient_accumulation_steps
     train, evaluated = args.train_batch_size, args.eval_batch_size
     total = train * data_parallel_size * accumulated

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
-from hf_compat.checkpoint import distributed_files, distributed_files as dtensors, names
+from hf_compat.checkpoint import distributed_files, names
 from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.checkpoint.names import TRAINING_ARGS_NAME, rng_state_name
 from hf_compat.checkpoint.unpickle import is_trusted, load_trusted
@@ -160,7 +160,7 @@ def load(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = {
             number: {
-                key: dtensors.distribute_like(parameters[number], value) if torch.is_tensor(value) else value
+                key: distributed_files.distribute_like(parameters[number], value) if torch.is_tensor(value) else value
                 for key, value in entry.items()
             }
             for number, entry in saved["state"].items()

@@ -26,7 +26,7 @@ from hf_compat.checkpoint.distributed_files import distribute_like
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError, MissingWeightsError
 from hf_compat.model_facts import is_instance_of, is_peft_model, is_pretrained_model
-from hf_compat.overriding import call_as_defined
+from hf_compat.overriding import call_override
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def save_weights(
         if installed_release() < SINCE["saves_safetensors_only"] or not safe_serialization:
             options["safe_serialization"] = safe_serialization
         with _as_whole(model) if state_dict is not None else nullcontext():
-            call_as_defined(model.save_pretrained, ("save_directory", str(folder)), state_dict=state_dict, **options)  # type: ignore[arg-type]
+            call_override(model.save_pretrained, ("save_directory", str(folder)), state_dict=state_dict, **options)  # type: ignore[arg-type]
         return
     logger.info("%s is not a `PreTrainedModel`, only saving its state dict.", type(model).__name__)
     state = dict(model.state_dict() if state_dict is None else state_dict)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from hf_compat.checkpoint import publish, publish as multi_process
+from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks, CheckpointFileWriter, Deferred
 from hf_compat.checkpoint.flushing import Checksums, flushing_early
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
@@ -120,9 +120,9 @@ class CheckpointWriter:
         self.remover.wait()
         snapshot = self.file_writer.dropping_a_failed_snapshot() if background else nullcontext()
         # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
-        with snapshot, multi_process.raise_on_all_ranks(fails_on_all=background):
+        with snapshot, publish.raise_on_all_ranks(fails_on_all=background):
             with ExitStack() as stack:
-                staged = multi_process.begin_on_all_ranks(
+                staged = publish.begin_on_all_ranks(
                     stack,
                     publish.target_of(folder),
                     step=step,
@@ -136,7 +136,7 @@ class CheckpointWriter:
                 flushes = launch.local_rank == 0 and not background
                 flushing = flushing_early(staged, checksums) if flushes else nullcontext()
                 # It is published when all ranks have written.
-                with multi_process.raise_on_all_ranks(place=staged) as needs, flushing:
+                with publish.raise_on_all_ranks(place=staged) as needs, flushing:
                     self._write_parts(parts, staged, deferred if background else None)
                     needs.own = background and must_finish()
                 publication = stack.pop_all()
@@ -178,8 +178,8 @@ class CheckpointWriter:
         try:
             # The ranks agree twice, innermost first: every rank has written, rank 0 has published. What fails on one of
             # them is raised by all at that point.
-            writing = multi_process.raise_on_all_ranks(group, place=deferred.place)
-            with multi_process.raise_on_all_ranks(group), publication, writing:
+            writing = publish.raise_on_all_ranks(group, place=deferred.place)
+            with publish.raise_on_all_ranks(group), publication, writing:
                 deferred.write()
         finally:
             self.file_writer.buffers.give_back()
@@ -222,7 +222,7 @@ class CheckpointWriter:
         """
         is_in_background, self._is_in_background = self._is_in_background, False
         if is_in_background:
-            multi_process.wait_for(self.saver)
+            publish.wait_for(self.saver)
 
     def wait_here(self) -> None:
         """Wait until this rank does not write in the background.

@@ -104,7 +104,7 @@ _outliving_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 @contextmanager
-def outliving(signals: Collection[int]) -> Iterator[None]:
+def ignoring_signals(signals: Collection[int]) -> Iterator[None]:
     """Context in which every ``DataLoader`` starts workers that keep running on ``signals``.
 
     A scheduler signals all processes of a job, and without its workers a run could not finish the update step under
@@ -126,7 +126,7 @@ def outliving(signals: Collection[int]) -> Iterator[None]:
 
 
 def has_short_lived() -> bool:
-    """Return whether this process has children that a signal ends, such as workers not started in :func:`outliving`."""
+    """Return whether this process has children that a signal ends, as workers not made in :func:`ignoring_signals`."""
     return any(child not in _outliving_workers for child in multiprocessing.active_children())
 
 
@@ -395,7 +395,9 @@ class PreparedDataLoader(DataLoader[Any]):
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        with outliving([signal.SIGTERM]):  # persistent workers may start in an evaluation ahead of a run that saves
+        with ignoring_signals(
+            [signal.SIGTERM]
+        ):  # persistent workers may start in an evaluation ahead of a run that saves
             iterator = super()._get_iterator()
         keep_queues_open(iterator)
         return iterator

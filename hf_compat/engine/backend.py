@@ -29,7 +29,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from hf_compat.arguments.releases import for_run
+from hf_compat.arguments.releases import effective_args
 from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.internals.callbacks import (
@@ -516,7 +516,7 @@ class LightningBackend:
 
         Evaluations are by update step: they wait for one, not for the epoch's end, unless there is none.
         """
-        return _AT_EPOCH_END if self.callbacks and for_run(args).eval_strategy == "no" else _AT_EVALUATIONS
+        return _AT_EPOCH_END if self.callbacks and effective_args(args).eval_strategy == "no" else _AT_EVALUATIONS
 
     def adopt(self, pl_trainer: pl.Trainer) -> None:
         """Make ``pl_trainer`` the current Lightning trainer, without signal handlers and resuming."""

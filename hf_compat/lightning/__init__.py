@@ -17,7 +17,7 @@ from hf_compat.lightning.components import (
     ResumableLoader,
     UpdateStepLogs,
 )
-from hf_compat.trainer.pieces import RunGroup, callbacks, to_lightning
+from hf_compat.trainer.pieces import StandaloneRun, callbacks, to_lightning
 
 __all__ = [
     "GradientNorm",
@@ -28,7 +28,7 @@ __all__ = [
     "NEFTune",
     "PreemptionSaving",
     "ResumableLoader",
-    "RunGroup",
+    "StandaloneRun",
     "UpdateStepLogs",
     "callbacks",
     "to_lightning",

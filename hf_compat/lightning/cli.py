@@ -13,7 +13,7 @@ from hf_compat.arguments import TrainingArguments
 from hf_compat.engine.module import HFDataModule, HFModule
 from hf_compat.errors import NotSupportedError, TrainerSetupError, require_package
 from hf_compat.seeding import set_seed
-from hf_compat.trainer.pieces import RunGroup, callbacks
+from hf_compat.trainer.pieces import StandaloneRun, callbacks
 
 _OPTIMIZERS = (
     "optimizer and schedule are those of the training arguments (`optim`, `lr_scheduler_type`). Set the fields, or "
@@ -123,7 +123,7 @@ class HFLightningCLI(LightningCLI):
     def output(self) -> Any:
         """Result of ``Trainer.train``, ``evaluate`` or ``predict``; None before its end."""
         group = self._ours[-1]
-        assert isinstance(group, RunGroup), "the last of the run's callbacks"
+        assert isinstance(group, StandaloneRun), "the last of the run's callbacks"
         return group.output
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

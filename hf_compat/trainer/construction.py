@@ -18,7 +18,7 @@ from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
 from hf_compat.arguments.checks import accelerator_config_problems, data_problems, setup_notes, setup_warnings
 from hf_compat.arguments.parallelism import unused_handler_texts
 from hf_compat.arguments.process_facts import full_evaluation_precision, run_state, uses_configured_state
-from hf_compat.arguments.releases import SINCE, Semantics, for_run
+from hf_compat.arguments.releases import SINCE, Semantics, effective_args
 from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, default_callbacks
 from hf_compat.data.collators import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
@@ -107,7 +107,7 @@ def _setup_problems(trainer: Trainer) -> list[str]:
     problems = [*backend.problems, *strategy_problems(trainer, trainer.model)]
     problems += precision_problems(args.mixed_precision, backend.plugins)
     problems += callback_problems(
-        backend.callbacks, for_run(args), shards_model=backend.traits.shards_model, keywords=backend.keywords
+        backend.callbacks, effective_args(args), shards_model=backend.traits.shards_model, keywords=backend.keywords
     )
     for name in ("dispatch_batches", "split_batches"):
         if not backend.loop.shards_batches and getattr(args.accelerator_config, name):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.arguments.process_facts import full_evaluation_precision
-from hf_compat.arguments.releases import SINCE, for_run, installed_release
+from hf_compat.arguments.releases import SINCE, effective_args, installed_release
 from hf_compat.callbacks.handler import close_progress_bars
 from hf_compat.data.loader import FirstBatches
 from hf_compat.data.rank_batches import check_even, check_gatherable
@@ -22,13 +22,12 @@ from hf_compat.engine.precision import forward_precision, without_autocast
 from hf_compat.errors import MetricsError, described
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.optim.losses import loss_and_outputs
-from hf_compat.overriding import call_as_defined
+from hf_compat.overriding import call_override
 from hf_compat.plan.plan import share_of
-from hf_compat.trainer import loss as shared_inputs
 from hf_compat.trainer.construction import announce_evaluation
 from hf_compat.trainer.diagnosis import noting
 from hf_compat.trainer.evaluation_session import EvaluationSession
-from hf_compat.trainer.loss import computing_loss, fresh_past, store_past
+from hf_compat.trainer.loss import computing_loss, fresh_past, gather_whole, prepared, store_past
 from hf_compat.trainer.outputs import EvalLoopOutput
 from hf_compat.trainer.preparing import place_model, prepare_forward, wrap
 from hf_compat.trainer.run import current_run, prepare_strategy
@@ -48,7 +47,7 @@ _WARM_UP_PASSES = 2  # torch.jit optimises in the first passes; evaluation is ti
 
 def loop_of(trainer: Trainer) -> Callable[..., EvalLoopOutput]:
     """Return the method that runs an evaluation: ``evaluation_loop``, or the one of older releases."""
-    args = for_run(trainer.args)
+    args = effective_args(trainer.args)
     return trainer.prediction_loop if args.use_legacy_prediction_loop else trainer.evaluation_loop
 
 
@@ -59,7 +58,7 @@ def check_is_output(trainer: Trainer, output: object) -> None:
         MetricsError: If it is no ``EvalLoopOutput``, or another tuple with its names.
     """
     if not isinstance(getattr(output, "metrics", None), MutableMapping) or not hasattr(output, "num_samples"):
-        name = "prediction_loop" if for_run(trainer.args).use_legacy_prediction_loop else "evaluation_loop"
+        name = "prediction_loop" if effective_args(trainer.args).use_legacy_prediction_loop else "evaluation_loop"
         raise MetricsError(
             f"`{name}` returned {described(output)}. Return an `EvalLoopOutput` of predictions, labels, metrics and "
             "the number of samples."
@@ -100,7 +99,7 @@ def run_loop(
             loaders=backend.loaders,
             warn_once=trainer.warn_once,
             data_parallel_group=backend.process_layout.data_parallel_group,
-            gather_whole=shared_inputs.gather_whole(trainer),
+            gather_whole=gather_whole(trainer),
             prediction_loss_only=loss_only,
             ignore_keys=ignore_keys,
             prefix=prefix,
@@ -114,7 +113,7 @@ def run_loop(
         if callable(getattr(schedule_free, "eval", None)):
             schedule_free.eval()
         trainer.callback_handler.eval_dataloader = dataloader
-        past = fresh_past(trainer) if for_run(trainer.args).past_index >= 0 else nullcontext()
+        past = fresh_past(trainer) if effective_args(trainer.args).past_index >= 0 else nullcontext()
         with noting(trainer, evaluates=True), past:
             backend.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
     except BaseException:
@@ -143,7 +142,7 @@ def _limited(trainer: Trainer, dataloader: Iterable[Any], description: str) -> I
 def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     """Return the model to evaluate: on its device, traced under ``jit_mode_eval``."""
     model = prepare(trainer, dataloader)
-    args = for_run(trainer.args)
+    args = effective_args(trainer.args)
     if args.jit_mode_eval:
         start = time.time()
         traced = trainer.torch_jit_model_eval(trainer.model, dataloader, False)
@@ -209,9 +208,9 @@ def forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored: 
             store_past(trainer, outputs, is_scored=False)
             return None, outputs
     count = trainer._get_num_items_in_batch([inputs], trainer.args.device)
-    context, inputs = shared_inputs.prepared(trainer, model, inputs)
+    context, inputs = prepared(trainer, model, inputs)
     with computing_loss(trainer), context():
-        returned = call_as_defined(
+        returned = call_override(
             trainer.compute_loss, ("model", model), ("inputs", inputs), return_outputs=True, num_items_in_batch=count
         )
     loss, outputs = loss_and_outputs(returned, f"`{type(trainer).__name__}.compute_loss`")

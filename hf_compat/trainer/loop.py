@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hf_compat.arguments.enums import DebugOption
-from hf_compat.arguments.releases import for_run
+from hf_compat.arguments.releases import effective_args
 from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.windows import ResumePosition, Window, WindowLoader
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
@@ -24,7 +24,7 @@ from hf_compat.memory import WeakAttribute
 from hf_compat.model_facts import zero_gradients
 from hf_compat.optim.losses import check_loss
 from hf_compat.overflow import DebugUnderflowOverflow
-from hf_compat.overriding import call_as_defined, check_is_module, is_ours
+from hf_compat.overriding import call_override, check_is_module, is_ours
 from hf_compat.plan import ResumeOffset
 from hf_compat.trainer.loaders import Reloading
 from hf_compat.trainer.optimization import CurrentOptimizer, GradientClipping, LRSchedule, Norm
@@ -124,7 +124,7 @@ class UpdateLoop(TrainingLoop):
             accelerator = trainer.accelerator  # a subclass may have put its own in place
             accelerator.sync_gradients = ends_update
             with _SYNCS if is_last else accelerator.no_sync(trainer.model_wrapped):
-                loss = call_as_defined(
+                loss = call_override(
                     trainer.training_step,
                     ("model", trainer.model_wrapped),
                     ("inputs", batch),
@@ -242,7 +242,7 @@ class RunHooks(LastCallback):
         self.reloading = Reloading(run, loop.reload_every) if loop.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
         self.counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
-        self._keeps_past = for_run(trainer.args).past_index >= 0
+        self._keeps_past = effective_args(trainer.args).past_index >= 0
 
     def start_at(self, start: ResumePosition | None, offset: ResumeOffset) -> None:
         """Have the fit begin at ``start``, None for the beginning of the data, and count samples from ``offset``."""
@@ -363,7 +363,7 @@ class RunHooks(LastCallback):
         method, control = trainer._maybe_log_save_evaluate, trainer.control
         if is_ours(method) and not (control.should_log or control.should_evaluate or control.should_save):
             return  # before the losses are added up for it
-        call_as_defined(
+        call_override(
             method,
             ("tr_loss", self.progress.counters.tr_loss),
             ("grad_norm", self.clipping.norm),

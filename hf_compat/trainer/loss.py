@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hf_compat.accelerator.accelerator import gather_outputs
 from hf_compat.arguments.process_facts import uses_cpu_amp
-from hf_compat.arguments.releases import for_run
+from hf_compat.arguments.releases import effective_args
 from hf_compat.data.loader import move_to_device
 from hf_compat.data.sequence_shards import shifted_labels
 from hf_compat.distributed import collectives
@@ -28,7 +28,7 @@ from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_
 from hf_compat.nested import MAPPINGS, SEQUENCES, Nested, map_nested, rebuild
 from hf_compat.optim.losses import check_loss, divide_scalar
 from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD
-from hf_compat.overriding import call_as_defined, check_returned, is_ours
+from hf_compat.overriding import call_override, check_returned, is_ours
 from hf_compat.trainer.diagnosis import explain_backward, note_inputs
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def forward_and_backward(
     inputs = trainer._prepare_inputs(inputs)
     with computing_loss(trainer):
         try:
-            loss: Tensor = call_as_defined(
+            loss: Tensor = call_override(
                 trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
             )
         except Exception as error:
@@ -218,7 +218,7 @@ def has_cpu_autocast(trainer: Trainer) -> bool:
     """Return whether the loss is computed under autocast on the CPU."""
     if trainer.semantics.leaves_loss_out_of_cpu_autocast:
         return False
-    return uses_cpu_amp(for_run(trainer.args)) and not trainer.lightning_backend.traits.own_precision
+    return uses_cpu_amp(effective_args(trainer.args)) and not trainer.lightning_backend.traits.own_precision
 
 
 def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
@@ -295,7 +295,7 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> None:
     """Store the past state for the next batch, if ``past_index`` is set; without a loss its index is one less."""
-    args = for_run(trainer.args)
+    args = effective_args(trainer.args)
     index = args.past_index
     if index < 0:
         return

@@ -16,7 +16,7 @@ from hf_compat.memory import WeakAttribute
 from hf_compat.optim.optimizers import keep_embeddings_in_32_bits, leave_step_to_backward, notices, updates_in_backward
 from hf_compat.optim.prepared import groups_by_mesh, parameter_groups, prepare_optimizer, unwrap_optimizer
 from hf_compat.optim.schedulers import build_scheduler, steps_on_metric
-from hf_compat.overriding import call_as_defined, check_returned
+from hf_compat.overriding import call_override, check_returned
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
@@ -59,7 +59,7 @@ class RunOptimization:
         """Create and return a new schedule for ``optimizer``, which becomes the Trainer's."""
         trainer: Any = self._trainer
         trainer.optimizer, trainer.lr_scheduler = optimizer, None
-        call_as_defined(trainer.create_scheduler, num_training_steps=self.num_training_steps, optimizer=optimizer)
+        call_override(trainer.create_scheduler, num_training_steps=self.num_training_steps, optimizer=optimizer)
         return trainer.lr_scheduler  # type: ignore[no-any-return]
 
     @contextmanager
@@ -227,7 +227,7 @@ def create_optimizer(trainer: Trainer, model: nn.Module | None) -> None:
         chosen, kwargs = trainer.optimizer_cls_and_kwargs
     else:
         chosen, kwargs = _checked(
-            call_as_defined(trainer.get_optimizer_cls_and_kwargs, ("args", args), ("model", target))
+            call_override(trainer.get_optimizer_cls_and_kwargs, ("args", args), ("model", target))
         )
     trainer.optimizer = _instantiate(trainer, chosen, kwargs, groups, target)
     if "bitsandbytes" in str(chosen) and kwargs.get("optim_bits") == 8:

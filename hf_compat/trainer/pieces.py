@@ -134,7 +134,7 @@ def _of_module(module: HFModule) -> _Methods:
 
 
 @contextmanager
-def standing_in(trainer: Trainer, run: TrainingRun, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+def patched_methods(trainer: Trainer, run: TrainingRun, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Context in which ``methods`` stand in for those of ``trainer``, which ``run`` keeps as the originals."""
     before = {name: vars(trainer).get(name) for name in methods}
     run.originals.update({name: getattr(trainer, name) for name in methods})
@@ -159,10 +159,10 @@ def _prepared(loader: Any, trainer: Trainer) -> Any:
     return loader
 
 
-# `Assembly`: the Trainer made from the user's `lightning.Trainer`, module and data.
+# `TrainerFactory`: the Trainer made from the user's `lightning.Trainer`, module and data.
 
 
-class Assembly:
+class TrainerFactory:
     """Makes a Trainer of what a ``lightning.Trainer`` was built with and is called with.
 
     Args:
@@ -311,7 +311,7 @@ def evaluating(
         return loop.predictions if loop.return_predictions else None
 
     methods = evaluation_overrides(evaluated, module, trainer)
-    with standing_in(trainer, run, methods), _limits(backend, call), run_instead(pl_trainer, evaluate):
+    with patched_methods(trainer, run, methods), _limits(backend, call), run_instead(pl_trainer, evaluate):
         prepare(trainer)
         yield
 
@@ -338,7 +338,7 @@ _REPLACED = {"max_steps": -1, "max_epochs": -1}
 """Limits of a Lightning trainer whose plan is made in its ``fit``."""
 
 
-class RunGroup(RunHooks):
+class StandaloneRun(RunHooks):
     """The hooks of a run that begins with ``lightning.Trainer.fit`` and ends with it, and of evaluations.
 
     Args:
@@ -414,7 +414,7 @@ class RunGroup(RunHooks):
             data.connect(run)
         module.connect(run)
         methods = method_overrides(pl_trainer, module, trainer)
-        self._begun.enter_context(standing_in(trainer, run, methods))
+        self._begun.enter_context(patched_methods(trainer, run, methods))
         self._begun.enter_context(run.begun(self._resume_from))
         run.fit_user_pieces(UserPieces(pl_trainer, module, self))
 
@@ -505,7 +505,7 @@ def to_lightning(
     _refuse_several_fits(trainer)
     backend, args = trainer.lightning_backend, trainer.args
 
-    group = RunGroup(functools.partial(_with_pieces_of, trainer), resume_from_checkpoint, ignore_keys_for_eval)
+    group = StandaloneRun(functools.partial(_with_pieces_of, trainer), resume_from_checkpoint, ignore_keys_for_eval)
     loggers = open_loggers(trainer.callback_handler.callbacks, args, trainer.state)
     model = unwrap_model(trainer.model)
     lightning_trainer = backend.build(args, model, limits=_REPLACED, hooks=group, loggers=loggers, first=_first(group))
@@ -531,7 +531,7 @@ def _with_pieces_of(trainer: Trainer, lightning_trainer: pl.Trainer, evaluated: 
     return trainer
 
 
-def _first(group: RunGroup) -> FirstCallback:
+def _first(group: StandaloneRun) -> FirstCallback:
     return FirstCallback(group.begin)
 
 
@@ -574,5 +574,5 @@ def callbacks(
             ``output_dir``; ``"auto"`` for the same if there is one, else from the beginning.
         ignore_keys_for_eval: Model outputs excluded from the predictions of evaluations.
     """
-    group = RunGroup(Assembly(args, user_callbacks), resume_from_checkpoint, ignore_keys_for_eval)
+    group = StandaloneRun(TrainerFactory(args, user_callbacks), resume_from_checkpoint, ignore_keys_for_eval)
     return [_first(group), group]

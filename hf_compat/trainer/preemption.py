@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import distributed
 
-from hf_compat.data.loader import has_short_lived, outliving
+from hf_compat.data.loader import has_short_lived, ignoring_signals
 from hf_compat.distributed.oom_consensus import PacedVotes, gloo_group, has_other_ranks, max_over_ranks, vote
 from hf_compat.engine.internals.loops import may_stop
 from hf_compat.memory import WeakAttribute
@@ -274,7 +274,7 @@ class SignalWatch:
         if previous and callable(signal.getsignal(_CHILD_ENDED)):  # torch's, if workers run already
             self._on_child_end = previous[_CHILD_ENDED] = signal.signal(_CHILD_ENDED, self._child_ended)
         try:
-            with outliving(self.signals()):
+            with ignoring_signals(self.signals()):
                 yield
         except RuntimeError as error:  # as each error of a collective is
             if self.received and has_other_ranks():

@@ -16,7 +16,7 @@ from hf_compat.engine.moving import check_offloading
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, is_under_autocast, without_autocast
 from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
 from hf_compat.optim import model_patches
-from hf_compat.overriding import WarnOnce, call_as_defined, check_is_module
+from hf_compat.overriding import WarnOnce, call_override, check_is_module
 from hf_compat.seeding import seed_run
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def place_model(trainer: Trainer, backend: LightningBackend) -> None:
 
 def wrap(trainer: Trainer, model: nn.Module, **options: Any) -> nn.Module:
     """Return ``model`` in what the Trainer's ``_wrap_model`` puts around it; an OverrideError if that is no model."""
-    wrapped: nn.Module = call_as_defined(trainer._wrap_model, ("model", model), **options)
+    wrapped: nn.Module = call_override(trainer._wrap_model, ("model", model), **options)
     check_is_module(wrapped, "_wrap_model")
     return wrapped
 

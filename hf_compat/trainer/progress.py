@@ -22,7 +22,7 @@ from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.model_facts import count_parameters
 from hf_compat.optim.losses import divide_scalar
-from hf_compat.overriding import WarnOnce, call_as_defined, check_returned
+from hf_compat.overriding import WarnOnce, call_override, check_returned
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class TrainingLogs:
         trainer = self._trainer
         if trainer.control.should_log and trainer.state.global_step > self._counters.last_logged_step:
             logs = self._logs(tr_loss, grad_norm, learning_rate)
-            call_as_defined(trainer.log, ("logs", logs), ("start_time", start_time))
+            call_override(trainer.log, ("logs", logs), ("start_time", start_time))
             self._run.backend.publish_metrics(logs)
 
     def _logs(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None) -> dict[str, float]:

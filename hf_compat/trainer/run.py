@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from hf_compat.arguments.derived import epochs_to_train, make_output_folder, saves_checkpoints
-from hf_compat.arguments.releases import defaults, for_run
+from hf_compat.arguments.releases import defaults, effective_args
 from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.states import CheckpointReader, parameter_names
@@ -34,7 +34,7 @@ from hf_compat.hub import quiet_progress_bars
 from hf_compat.memory import WeakAttribute
 from hf_compat.model_facts import unwrap_model
 from hf_compat.optim.prepared import share_states
-from hf_compat.overriding import WarnOnce, call_as_defined, is_ours
+from hf_compat.overriding import WarnOnce, call_override, is_ours
 from hf_compat.plan import RunPlan
 from hf_compat.plan.plan import from_values, limited, samples_per_update_step
 from hf_compat.trainer.batch_size import with_smaller_batches
@@ -133,7 +133,7 @@ def _log_as_the_trainer(run: TrainingRun, plan: RunPlan, pl_trainer: pl.Trainer)
 
     With ``logging_strategy="no"``, and the default of ``logging_steps``, Lightning's interval stays.
     """
-    trainer, strategy = run.trainer, for_run(run.trainer.args).logging_strategy
+    trainer, strategy = run.trainer, effective_args(run.trainer.args).logging_strategy
     every = plan.update_steps_per_epoch if strategy == "epoch" else trainer.state.logging_steps
     is_set = strategy == "epoch" or (strategy == "steps" and every != defaults()["logging_steps"])
     if is_set and "log_every_n_steps" not in run.backend.keywords:
@@ -294,7 +294,7 @@ class TrainingRun:
     @contextmanager
     def _watching_signals(self) -> Iterator[None]:
         """Context that records signals if the run saves, and waits for a background save however it ends."""
-        args = for_run(self.trainer.args)
+        args = effective_args(self.trainer.args)
         as_signalled, seconds = args.enable_jit_checkpoint, args.preemption_timeout
         saves = saves_checkpoints(args) or as_signalled
         writer = self.checkpoints
@@ -446,7 +446,7 @@ class TrainingRun:
         by_batches = trainer.semantics.plans_by_batches
         samples = None if by_batches else samples_per_update_step(trainer, args)
         older = () if by_batches else (("total_train_batch_size", samples),)
-        values = call_as_defined(trainer.set_initial_training_values, ("args", args), ("dataloader", loader), *older)
+        values = call_override(trainer.set_initial_training_values, ("args", args), ("dataloader", loader), *older)
         plan = from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
         return limited(plan, self.backend.limits, num_train_epochs=epochs_to_train(args))
 
@@ -538,7 +538,7 @@ def prepare_strategy(trainer: Trainer) -> None:
         current_run(trainer).take_wrapper(wrapped)
 
 
-class View:
+class CounterAttribute:
     """An attribute of the Trainer that reads and writes a field of its counts.
 
     Args:
@@ -575,20 +575,22 @@ def counts_of(trainer: Trainer) -> RunCounters:
         counters = vars(trainer)["run_counters"] = RunCounters()
         kind = type(trainer)
         for view in (getattr(kind, name) for name in _views(kind)):
-            if isinstance(view, View) and view.initial is not _UNSET:  # it may have been overridden by a property
+            if (
+                isinstance(view, CounterAttribute) and view.initial is not _UNSET
+            ):  # it may have been overridden by a property
                 setattr(counters, view.field, view.initial)
     return counters
 
 
-def keep_views(kind: type) -> None:
+def keep_counter_attributes(kind: type) -> None:
     """Make each plain value that the class ``kind`` has under the name of a view that view's first value."""
     for name, value in list(vars(kind).items()):
         inherited = next((vars(base)[name] for base in kind.__mro__[1:] if name in vars(base)), None)
-        if isinstance(inherited, View) and not hasattr(value, "__get__"):
-            view = View(inherited.field, value)
+        if isinstance(inherited, CounterAttribute) and not hasattr(value, "__get__"):
+            view = CounterAttribute(inherited.field, value)
             view.__set_name__(kind, name)
             setattr(kind, name, view)
 
 
 def _views(kind: type) -> list[str]:
-    return [name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, View)]
+    return [name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, CounterAttribute)]

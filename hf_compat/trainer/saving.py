@@ -33,7 +33,7 @@ from hf_compat.errors import (
 from hf_compat.memory import WeakAttribute
 from hf_compat.metrics import speed_metrics
 from hf_compat.optim.schedulers import steps_on_metric
-from hf_compat.overriding import call_as_defined, check_returned, is_ours
+from hf_compat.overriding import call_override, check_returned, is_ours
 from hf_compat.plan.plan import EvaluationTimes, steps_between
 from hf_compat.state import export_states
 from hf_compat.trainer.batch_size import is_out_of_memory
@@ -169,7 +169,7 @@ class CheckpointSaving:
         self._best_before = self._trainer.state.best_model_checkpoint
         try:
             with self._writer.writing():
-                call_as_defined(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
+                call_override(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
             self._handle_write_error(error)
             self._trainer.control.should_save = False  # as after a save: it is not tried again at the epoch's end
@@ -333,7 +333,7 @@ class TrainingEvaluation:
             BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
         """
         metrics = self.measure(ignore_keys_for_eval)
-        call_as_defined(
+        call_override(
             self._trainer._report_to_hp_search,
             ("trial", trial),
             ("step", self._trainer.state.global_step),
@@ -358,7 +358,7 @@ class TrainingEvaluation:
         trainer = self._trainer
         self._before = sample_of_weights(trainer.model)
         try:
-            metrics = call_as_defined(trainer.evaluate, ignore_keys=ignore_keys)
+            metrics = call_override(trainer.evaluate, ignore_keys=ignore_keys)
         except Exception as error:
             self._run.exit_if_preempted()  # a signal may have ended loader workers
             if trainer.args.auto_find_batch_size and is_out_of_memory(error):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from hf_compat.arguments.checks import find_problems
 from hf_compat.arguments.enums import HPSearchBackend
 from hf_compat.arguments.problems import Problem, raise_all
-from hf_compat.arguments.releases import Semantics, for_run
+from hf_compat.arguments.releases import Semantics, effective_args
 from hf_compat.callbacks import NotebookProgressCallback, ProgressCallback
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.errors import NotSupportedError, SearchError, is_installed, require_package
@@ -250,7 +250,7 @@ def run_ray(
 
 def _scope(args: TrainingArguments) -> str:
     """Return which reports of a trial count: ``ray_scope``, in newer releases the environment variable RAY_SCOPE."""
-    args = for_run(args)
+    args = effective_args(args)
     scope = args.ray_scope
     return scope if scope not in (None, "last") else os.environ.get("RAY_SCOPE", "last")
 

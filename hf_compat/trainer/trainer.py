@@ -1,7 +1,7 @@
 """``Trainer``: the class of transformers, on a ``lightning.Trainer``.
 
-It has every method of transformers' class that may be called or overridden. Each delegates to a function or an object,
-or calls other overridable methods; the state of a training run is in ``hf_compat.run``.
+It has every method of transformers' class that may be called or overridden. What only one method does is in that
+method; the state of a training run is in ``hf_compat/trainer/run.py``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hf_compat.arguments.derived import (
 )
 from hf_compat.arguments.enums import ParallelMode
 from hf_compat.arguments.parallelism import read_sequence_parallelism
-from hf_compat.arguments.releases import SINCE, Semantics, for_run, installed_release, resolve_semantics
+from hf_compat.arguments.releases import SINCE, Semantics, effective_args, installed_release, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
 from hf_compat.callbacks.handler import fire
 from hf_compat.checkpoint import names, publish, rotation, states, weights
@@ -46,7 +46,7 @@ from hf_compat.checkpoint.publish import final_name
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data import collators
 from hf_compat.data.collators import default_collator_for
-from hf_compat.data.loader import check_is_loader, outliving
+from hf_compat.data.loader import check_is_loader, ignoring_signals
 from hf_compat.data.samplers import TRANSFORMERS_SEED, balanced_sampler, eval_sampler, train_sampler
 from hf_compat.engine.backend import LightningBackend
 from hf_compat.engine.keywords import lightning_callbacks
@@ -64,7 +64,7 @@ from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import (
     WarnOnce,
-    call_as_defined,
+    call_override,
     check_returned,
     explain_missing,
     refuse_overrides_never_called,
@@ -76,16 +76,13 @@ from hf_compat.special_tokens import align_special_tokens
 from hf_compat.state import TrainerControl, TrainerState
 from hf_compat.trainer import (
     construction,
-    construction as validation,
     evaluation,
     loaders,
     loss,
-    loss as shared_inputs,
     model_files,
     optimization,
     progress,
-    progress as tokens,
-    saving as best_model,
+    saving,
     transformers_4,
 )
 from hf_compat.trainer.callbacks import load_callback_state
@@ -113,6 +110,7 @@ from hf_compat.trainer.loss import (
     shared_count,
     smoothed_loss,
     store_past,
+    whole,
 )
 from hf_compat.trainer.model_files import (
     Pusher,
@@ -124,7 +122,7 @@ from hf_compat.trainer.model_files import (
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 from hf_compat.trainer.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, nested_detach
 from hf_compat.trainer.resume import compare_with_checkpoint, init_training_state
-from hf_compat.trainer.run import View, counts_of, current_run, keep_views, new_run
+from hf_compat.trainer.run import CounterAttribute, counts_of, current_run, keep_counter_attributes, new_run
 from hf_compat.trainer.saving import checked_output_dir, finalize_training, metric_for_best
 from hf_compat.trainer.searching import (
     BACKENDS,
@@ -246,20 +244,20 @@ class Trainer(metaclass=CountsCounterparts):
     model_preparation_time: float
     run_plan: RunPlan | None = None
 
-    _train_batch_size = View("train_batch_size")
-    _trial = View("trial")
-    _past = View("past")
-    _signature_columns = View("signature_columns")
-    _eval_dataloaders = View("eval_loaders")
-    _memory_tracker = View("memory")
-    _created_lr_scheduler = View("created_schedule")
-    _loss_shifts_labels = View("loss_shifts_labels")
-    _tr_loss = View("tr_loss")
-    _total_loss_scalar = View("total_loss_scalar")
-    _globalstep_last_logged = View("last_logged_step")
-    _initial_global_step = View("initial_step")
-    _initial_num_input_tokens_seen = View("initial_tokens")
-    current_flos = View("flos")
+    _train_batch_size = CounterAttribute("train_batch_size")
+    _trial = CounterAttribute("trial")
+    _past = CounterAttribute("past")
+    _signature_columns = CounterAttribute("signature_columns")
+    _eval_dataloaders = CounterAttribute("eval_loaders")
+    _memory_tracker = CounterAttribute("memory")
+    _created_lr_scheduler = CounterAttribute("created_schedule")
+    _loss_shifts_labels = CounterAttribute("loss_shifts_labels")
+    _tr_loss = CounterAttribute("tr_loss")
+    _total_loss_scalar = CounterAttribute("total_loss_scalar")
+    _globalstep_last_logged = CounterAttribute("last_logged_step")
+    _initial_global_step = CounterAttribute("initial_step")
+    _initial_num_input_tokens_seen = CounterAttribute("initial_tokens")
+    current_flos = CounterAttribute("flos")
 
     lightning_backend: LightningBackend
     training_run: TrainingRun | None = None
@@ -329,7 +327,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        keep_views(cls)
+        keep_counter_attributes(cls)
 
     if not TYPE_CHECKING:
         __getattr__ = explain_missing
@@ -403,7 +401,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _validate_args(self) -> None:
         """Check that constructor and training arguments are supported together."""
-        validation.validate(self)
+        construction.validate(self)
 
     def call_model_init(self, trial: Trial | None = None) -> nn.Module:
         """Return a new model from ``model_init``, called with ``trial`` if it takes an argument.
@@ -471,7 +469,7 @@ class Trainer(metaclass=CountsCounterparts):
             self.callback_handler.add_callback(callback)
             return
         problems = callback_problems(
-            found, for_run(self.args), shards_model=backend.traits.shards_model, keywords=backend.keywords
+            found, effective_args(self.args), shards_model=backend.traits.shards_model, keywords=backend.keywords
         )
         if problems:
             raise TrainerSetupError("\n  ".join(problems))
@@ -491,7 +489,7 @@ class Trainer(metaclass=CountsCounterparts):
         """Add epoch and tokens since ``start_time`` to ``logs``, append them to ``log_history``, fire ``on_log``."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
-        logs.update(tokens.token_logs(self, self.run_counters, start_time) if tokens.counts_tokens(self) else {})
+        logs.update(progress.token_logs(self, self.run_counters, start_time) if progress.counts_tokens(self) else {})
         self.state.log_history.append({**logs, "step": self.state.global_step})
         fire(self, "on_log", logs)
 
@@ -557,7 +555,7 @@ class Trainer(metaclass=CountsCounterparts):
         else:
             collator = self._get_collator_with_removed_columns(collator, description=description)
             check_returned(callable(collator), collator, "_get_collator_with_removed_columns", "a collator")
-        args = for_run(self.args)
+        args = effective_args(self.args)
         settings = {"collate_fn": collator, **loader_keywords(args)}
         if isinstance(dataset, IterableDataset):
             settings["batch_size"] = batch_size
@@ -565,7 +563,7 @@ class Trainer(metaclass=CountsCounterparts):
                 warn_of_own_order(args.train_sampling_strategy)
         else:
             named = ("train_dataset" if is_training else "eval_dataset", dataset)
-            sampler = call_as_defined(sampler_fn, named) if sampler_fn is not None else None
+            sampler = call_override(sampler_fn, named) if sampler_fn is not None else None
             check_is_sampler(self, sampler, sampler_fn)
             settings |= batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
             if is_training:
@@ -577,7 +575,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
         """Return the sampler of ``train_sampling_strategy``; None for a dataset without length."""
-        args = for_run(self.args)
+        args = effective_args(self.args)
         strategy, steps = args.train_sampling_strategy, args.gradient_accumulation_steps
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is not None and not has_length(dataset):
@@ -601,7 +599,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[Any] | None:
         """Return the evaluation sampler: sequential, or by length if training groups by length."""
-        args = for_run(self.args)
+        args = effective_args(self.args)
         return eval_sampler(
             eval_dataset,
             args.train_sampling_strategy,
@@ -644,7 +642,7 @@ class Trainer(metaclass=CountsCounterparts):
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Create ``optimizer`` and ``lr_scheduler`` for ``num_training_steps`` update steps."""
         self.create_optimizer()
-        call_as_defined(self.create_scheduler, num_training_steps=num_training_steps, optimizer=self.optimizer)
+        call_override(self.create_scheduler, num_training_steps=num_training_steps, optimizer=self.optimizer)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Set and return ``optimizer``: the one passed in, or ``args.optim`` with and without weight decay."""
@@ -802,13 +800,13 @@ class Trainer(metaclass=CountsCounterparts):
             inputs: One batch, keyword arguments of the model's forward.
             num_items_in_batch: Scored items in the window.
         """
-        context, inputs = shared_inputs.prepared(self, model, inputs)
+        context, inputs = loss.prepared(self, model, inputs)
         with context():
             return loss.forward_and_backward(self, model, inputs, num_items_in_batch)
 
-    def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: dict[str, Any]) -> shared_inputs.Shared:
+    def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: dict[str, Any]) -> loss.Shared:
         """Return a context for one batch, and the batch; inside, with context parallelism, a rank has its part."""
-        return (contextlib.nullcontext, inputs) if self.get_cp_size() == 1 else shared_inputs.share(self, inputs)
+        return (contextlib.nullcontext, inputs) if self.get_cp_size() == 1 else loss.share(self, inputs)
 
     def _prepare_input(self, data: object) -> Any:
         """Return ``data`` with its tensors on the training device; a mapping is copied."""
@@ -847,7 +845,7 @@ class Trainer(metaclass=CountsCounterparts):
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = model(**inputs)
-        args = for_run(self.args)
+        args = effective_args(self.args)
         if args.past_index >= 0:
             store_past(self, outputs)
         if self.compute_loss_func is not None:
@@ -891,7 +889,7 @@ class Trainer(metaclass=CountsCounterparts):
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Add the tokens of one batch to ``state.num_input_tokens_seen``, if the arguments say so."""
         if self.args.include_num_input_tokens_seen != "no":
-            tokens.track_input_tokens(self, inputs, self.warn_once)
+            progress.track_input_tokens(self, inputs, self.warn_once)
 
     def store_flos(self) -> None:
         """Add the floating-point operations since the last call to ``state.total_flos``."""
@@ -948,18 +946,21 @@ class Trainer(metaclass=CountsCounterparts):
         if isinstance(eval_dataset, dict):
             metrics: dict[str, float] = {}
             for name, dataset in eval_dataset.items():
-                metrics |= call_as_defined(
+                metrics |= call_override(
                     self.evaluate,
                     eval_dataset=dataset if given else name,
                     ignore_keys=ignore_keys,
                     metric_key_prefix=f"{metric_key_prefix}_{name}",
                 )
             return metrics
-        with self.run_counters.memory.measure("eval"), outliving([signal.SIGTERM]):  # kept workers may go on in a run
+        with (
+            self.run_counters.memory.measure("eval"),
+            ignoring_signals([signal.SIGTERM]),
+        ):  # kept workers may go on in a run
             loader = self.get_eval_dataloader(eval_dataset)
             check_is_loader(loader, "`get_eval_dataloader`")
             start_time = time.time()
-            output: EvalLoopOutput = call_as_defined(
+            output: EvalLoopOutput = call_override(
                 loop_of(self),
                 ("dataloader", loader),
                 description="Evaluation",
@@ -988,11 +989,11 @@ class Trainer(metaclass=CountsCounterparts):
         Returns:
             Arrays of ``(samples, ...)``, padded with -100 on the right if lengths differ.
         """
-        with self.run_counters.memory.measure("test"), outliving([signal.SIGTERM]):
+        with self.run_counters.memory.measure("test"), ignoring_signals([signal.SIGTERM]):
             loader = self.get_test_dataloader(test_dataset)
             check_is_loader(loader, "`get_test_dataloader`")
             start_time = time.time()
-            output: EvalLoopOutput = call_as_defined(
+            output: EvalLoopOutput = call_override(
                 loop_of(self),
                 ("dataloader", loader),
                 description="Prediction",
@@ -1069,7 +1070,7 @@ class Trainer(metaclass=CountsCounterparts):
             logits: Any = tuple(value for name, value in outputs.items() if name not in hidden)
         else:
             logits = outputs[1:] if scored else outputs
-        logits = shared_inputs.whole(self, inputs, nested_detach(logits)) if scored else nested_detach(logits)
+        logits = whole(self, inputs, nested_detach(logits)) if scored else nested_detach(logits)
         return loss, logits[0] if len(logits) == 1 else logits, labels
 
     def torch_jit_model_eval(self, model: nn.Module, dataloader: Iterable[Any] | None, training: bool = False) -> Any:
@@ -1098,7 +1099,7 @@ class Trainer(metaclass=CountsCounterparts):
         folder.mkdir(parents=True, exist_ok=True)
         logger.info("Saving model checkpoint to %s", final_name(str(folder)))
         model, file_writer = self.accelerator.unwrap_model(self.model), self.checkpoint_writer.file_writer
-        args = for_run(self.args)
+        args = effective_args(self.args)
         options: dict[str, Any] = {"safe_serialization": args.save_safetensors}
         if installed_release() >= SINCE["names_main_process"]:
             options["is_main_process"] = True
@@ -1183,7 +1184,7 @@ class Trainer(metaclass=CountsCounterparts):
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint, if it still exists."""
         load = functools.partial(model_files.load_weights, self, trains_on=False)
-        best_model.load_best_model(self.state, lambda folder: self._issue_warnings_after_load(load(folder)))
+        saving.load_best_model(self.state, lambda folder: self._issue_warnings_after_load(load(folder)))
 
     # ---- resuming ----
 

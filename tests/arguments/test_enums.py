@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from enum import EnumMeta
 
 import pytest
 
@@ -11,7 +12,12 @@ from hf_compat.arguments.releases import LOG_LEVELS
 from tests.support.paths import FACTS_FOLDER
 
 FACTS = json.loads((FACTS_FOLDER / "training_arguments.json").read_text(encoding="utf-8"))
-KINDS = [getattr(enums, name) for name in enums.__all__ if name != "ExplicitEnum"]
+KINDS = [
+    kind
+    for name, kind in sorted(vars(enums).items())
+    if isinstance(kind, EnumMeta) and kind.__module__ == enums.__name__
+]
+KINDS.remove(ExplicitEnum)
 UPSTREAM_HOMES = ("transformers.trainer_utils", "transformers.training_args", "transformers.debug_utils")
 
 

@@ -22,7 +22,7 @@ def test_names_are_upstreams():
     }
     assert {name: getattr(names, name) for name in sharded} == sharded
     own = {"LIGHTNING_MARKER_NAME", "LIGHTNING_STATE_NAME", *sharded}
-    for name in (name for name in names.__all__ if name.isupper() and name not in own):
+    for name in (name for name in vars(names) if name.isupper() and name not in own):
         places = (upstream_trainer_module, upstream, upstream_utils)
         expected = {getattr(place, name) for place in places if hasattr(place, name)}
         assert expected == {getattr(names, name)}, name

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from transformers import trainer_utils as upstream
 
-from hf_compat.checkpoint import finding, publish, publish as hidden_folders
+from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
 from hf_compat.errors import CheckpointWriteError
 from tests.support.checkpoints import small_checkpoint
@@ -323,7 +323,7 @@ def test_kill_at_every_file_operation(tmp_path, same_name):
 
 
 def hidden(folder, kind, host=None, pid=None, token="00000000"):
-    host = hidden_folders._host() if host is None else host
+    host = publish._host() if host is None else host
     path = folder / f".checkpoint-1.{kind}-{host}-{pid or os.getpid()}-{token}"
     return small_checkpoint(path)
 
@@ -379,7 +379,7 @@ def test_no_folder_no_orphans(tmp_path):
 
 def test_host_name_is_fit_for_a_file_name():
     """Nothing in a host's name can be taken for a separator."""
-    assert set(hidden_folders._host()) - set("._") <= {char for char in socket.gethostname() if char.isalnum()}
+    assert set(publish._host()) - set("._") <= {char for char in socket.gethostname() if char.isalnum()}
 
 
 def test_delete_folder(tmp_path):

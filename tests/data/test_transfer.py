@@ -16,7 +16,7 @@ from transformers import BatchEncoding, BatchFeature
 from transformers.utils import ModelOutput
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.data import loader as transfer
+from hf_compat.data import loader
 from hf_compat.data.loader import DispatchingDataLoader, move_batch, move_to_device, prepare_dataloader
 from hf_compat.errors import LoaderError
 from hf_compat.trainer.loss import prepare_input
@@ -220,7 +220,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: asked.append(f"used on {stream.name}"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("computation"))
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(transfer, "_copy_stream", lambda device: Stream("copies"))
+    monkeypatch.setattr(loader, "_copy_stream", lambda device: Stream("copies"))
     return asked
 
 

@@ -38,9 +38,7 @@ from hf_compat.engine.internals import (
     callbacks,
     exceptions,
     loops,
-    loops as evaluating,
     strategies,
-    strategies as voted_collectives,
 )
 from hf_compat.engine.strategies.fsdp1 import FSDP1Strategy
 from tests.support.freeing import without_collector
@@ -92,14 +90,14 @@ def test_an_evaluation_that_has_begun_runs_something_else():
     class Changing(pl.Callback):
         def setup(self, trainer, pl_module, stage):
             strategies.replace_strategy(trainer, made, trainer.precision_plugin)
-            evaluating.renew_loops(trainer)
-            seen.append((evaluating.is_evaluating(trainer), evaluating.user_data(trainer)))
-            assert evaluating.evaluation_loader(trainer)() is given
-            self.instead = evaluating.run_instead(trainer, lambda: self.run(trainer, pl_module))
+            loops.renew_loops(trainer)
+            seen.append((loops.is_evaluating(trainer), loops.user_data(trainer)))
+            assert loops.evaluation_loader(trainer)() is given
+            self.instead = loops.run_instead(trainer, lambda: self.run(trainer, pl_module))
             self.instead.__enter__()
 
         def run(self, trainer, module):
-            evaluating.run_evaluation(trainer, module, DataLoader(torch.ones(2, 32)), test=False)
+            loops.run_evaluation(trainer, module, DataLoader(torch.ones(2, 32)), test=False)
             return ["ours"]
 
         def on_validation_batch_end(self, *given):
@@ -117,7 +115,7 @@ def test_an_evaluation_that_has_begun_runs_something_else():
             seen.clear()
             assert call(BoringModel(), given) == ["ours"]
             assert seen == [(True, given), False, False]
-    assert not evaluating.is_evaluating(trainer)
+    assert not loops.is_evaluating(trainer)
 
 
 def test_evaluation_loop_takes_its_loader_from_the_data_source():
@@ -400,21 +398,21 @@ def test_collectives_that_are_imported_by_name():
     packages = Path(torch.__file__).parents[1]
     found = set()
     for path in itertools.chain.from_iterable((packages / part).rglob("*.py") for part in TRAINS):
-        if imported_collectives(path) & {*voted_collectives._COLLECTIVES}:
+        if imported_collectives(path) & {*strategies._COLLECTIVES}:
             found.add(".".join(path.relative_to(packages).with_suffix("").parts))
-    assert found <= {*voted_collectives._MODULES}
+    assert found <= {*strategies._MODULES}
 
 
 def test_gradients_of_collectives_begin_with_a_vote(monkeypatch):
     """Functional collectives and their gradients look torch's operators up at each call, and afterwards find them."""
     votes = []
-    monkeypatch.setattr(voted_collectives, "vote", lambda: votes.append(1))
+    monkeypatch.setattr(strategies, "vote", lambda: votes.append(1))
     operators = torch.ops._c10d_functional
     before = operators.all_to_all_single
     store = distributed.HashStore()
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        with voted_collectives.voted_collectives():
+        with strategies.voted_collectives():
             assert operators.all_to_all_single.default is before.default
             value = torch.ones(2, requires_grad=True)
             _functional_collectives.all_to_all_single_autograd(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 import hf_compat
-from hf_compat.data.loader import outliving
+from hf_compat.data.loader import ignoring_signals
 from hf_compat.trainer.preemption import SignalWatch, requeue
 from tests.scripts.crash_script import STEPS
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
@@ -181,7 +181,7 @@ def test_workers_are_torchs_own_again():
     theirs = torch_worker._worker_loop
     with SignalWatch().watching():
         assert torch_worker._worker_loop is not theirs
-        with outliving([signal.SIGTERM]):
+        with ignoring_signals([signal.SIGTERM]):
             pass
         assert torch_worker._worker_loop is not theirs
     assert torch_worker._worker_loop is theirs
@@ -190,7 +190,7 @@ def test_workers_are_torchs_own_again():
 def test_worker_that_hangs_is_ended_by_its_run():
     """Of the signals that it outlives, a worker obeys those that its own run sends."""
     began = multiprocessing.get_context("fork").Event()
-    with outliving([signal.SIGTERM]):
+    with ignoring_signals([signal.SIGTERM]):
         batches = iter(DataLoader([0], num_workers=1, worker_init_fn=partial(hang, began)))
     (worker,) = batches._workers
     assert began.wait(PATIENCE)

@@ -17,7 +17,7 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hf_compat.checkpoint import publish, publish as multi_process
+from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.distributed import oom_consensus
 from hf_compat.errors import CheckpointWriteError
@@ -263,7 +263,7 @@ def unknown_error_in_the_background(kit: Kit) -> None:
     saver = BackgroundTasks()
     saver.start(fail if torch.distributed.get_rank() == 0 else lambda: None)
     try:
-        multi_process.wait_for(saver)
+        publish.wait_for(saver)
     except Exception as error:
         kit.keep("error", f"{type(error).__name__}: {error}")
 

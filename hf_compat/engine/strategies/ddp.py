@@ -16,7 +16,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.arguments.fields import checkpoints_activations
-from hf_compat.arguments.releases import for_run
+from hf_compat.arguments.releases import effective_args
 from hf_compat.distributed.oom_consensus import is_attempting, vote
 from hf_compat.engine.internals.strategies import register_communication_hooks
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout
@@ -149,7 +149,7 @@ def ddp_settings(args: TrainingArguments, model: nn.Module, given: dict[str, Any
 
     ``find_unused_parameters`` is True by default, except for a transformers model with activation checkpointing.
     """
-    args = for_run(args)
+    args = effective_args(args)
     unused = args.ddp_find_unused_parameters
     if unused is None:
         checkpoints = checkpoints_activations(args) or _checkpoints_activations(model)

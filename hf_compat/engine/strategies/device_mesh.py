@@ -23,7 +23,7 @@ from hf_compat.arguments.deepspeed import uses_deepspeed
 from hf_compat.arguments.fsdp import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes, world_size_problem
 from hf_compat.arguments.releases import resolve_semantics
-from hf_compat.checkpoint import distributed_files, distributed_files as dtensors, names, states, weights
+from hf_compat.checkpoint import distributed_files, names, states, weights
 from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.engine.internals.strategies import set_up_with_mesh
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout, with_mesh
@@ -154,14 +154,16 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the full state dict of ``model`` on the CPU on rank 0, an empty one on other ranks."""
-        state: dict[str, Any] = dtensors.full_tensors(model.state_dict(keep_vars=True), keeps=self._launch.rank == 0)
+        state: dict[str, Any] = distributed_files.full_tensors(
+            model.state_dict(keep_vars=True), keeps=self._launch.rank == 0
+        )
         # transformers gathers and saves tied parameters of FSDP under each of their names.
-        return dtensors.untied(state) if isinstance(model, FSDPModule) else state
+        return distributed_files.untied(state) if isinstance(model, FSDPModule) else state
 
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
         """Load a checkpoint's weights, full or sharded, into this rank's shards of ``model``."""
         reshard(model)
-        with dtensors.distributing_on_load(model):  # peft's loading does not support DTensors
+        with distributed_files.distributing_on_load(model):  # peft's loading does not support DTensors
             return weights.load_weights(model, folder, trains_on=trains_on)
 
     def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
@@ -186,7 +188,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
             )
             return
         saves_common = saves_common and self._launch.rank == 0
-        full = dtensors.full_tensors(state, keeps=self._launch.rank == 0)
+        full = distributed_files.full_tensors(state, keeps=self._launch.rank == 0)
         if saves_common:
             file_writer(torch.save, full, Path(folder, names.FULL_OPTIMIZER_NAME))
         if self._shard is None:
