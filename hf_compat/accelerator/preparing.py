@@ -1,4 +1,4 @@
-"""What ``accelerator.prepare`` returns beside the run's own: models, optimizers, schedules; and ``GradientState``."""
+"""Models, optimizers and schedules prepared by ``accelerator.prepare`` beside the run's own, and ``GradientState``."""
 
 from __future__ import annotations
 

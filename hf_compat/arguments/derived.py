@@ -1,4 +1,4 @@
-"""What several fields say of a run together: when it logs, saves and ends, its folders, names and loaders."""
+"""Settings of a run that several fields make: when it logs, saves and ends, its folders, names and loaders."""
 
 from __future__ import annotations
 

@@ -416,7 +416,7 @@ class ProgressCallback(TrainerCallback):
             self._close_training_bar()
 
     def _plain(self, *, desc: str | None = None, **settings: Any) -> Any:
-        """Return a bar where there is no terminal: lines of text if they are asked for, or transformers' bar."""
+        """Return a bar where there is no terminal: lines of text if they are switched on, or transformers' bar."""
         seconds = _seconds_set() if self.seconds is None else self.seconds
         if seconds is None:
             return tqdm(**settings)

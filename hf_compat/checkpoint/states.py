@@ -251,7 +251,7 @@ def warning_of_loss(optimizer: Optimizer) -> str | None:
 
 @contextmanager
 def loads_all(optimizer: Optimizer, file: Path) -> Iterator[None]:
-    """Context in which a load of ``file`` into ``optimizer`` restores what ``warning_of_loss`` tells of.
+    """Context in which a load of ``file`` into ``optimizer`` restores what ``warning_of_loss`` warns of.
 
     The weights are to be those of the checkpoint: by them parameters that the file has as keys are found again. Objects
     are loaded of classes of the optimizer's own package, if that is imported.

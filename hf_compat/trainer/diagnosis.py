@@ -2,7 +2,7 @@
 
 Notes are added to errors of the user's own code, which stay as they are; errors of torch about a loss become ours. A
 kind of mistake is a function that yields notes, in ``_OF_INPUTS`` or ``_OF_RUNS``, or, if the text of the error alone
-tells, a row of ``_ADVICE``.
+says it, a row of ``_ADVICE``.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def batching(sampler: Sampler[Any] | None, batch_size: int, *, drop_last: bool) 
 
 
 def warn_of_own_order(strategy: str) -> None:
-    """Warn that a stream has an order of its own, if ``strategy`` asks for another one."""
+    """Warn that a stream has an order of its own, if ``strategy`` is to change the order."""
     if strategy in ("group_by_length", "batch_rebalance"):
         logger.warning(
             "`train_sampling_strategy=%r` is ignored: the order of samples can only be chosen for a dataset with "

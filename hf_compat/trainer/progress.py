@@ -1,4 +1,4 @@
-"""What a run counts and logs: loss, tokens, operations, update steps, and its position in the data."""
+"""Counts and logs of a run: loss, tokens, operations, update steps, and its position in the data."""
 
 from __future__ import annotations
 

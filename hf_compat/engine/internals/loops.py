@@ -232,7 +232,7 @@ def _drop_strategy(loop: _Loop) -> None:
 
 
 class _Gone:
-    """What a callback has for a ``lightning.Trainer`` that is gone."""
+    """Stands in a callback for a ``lightning.Trainer`` that is gone."""
 
     def __getattr__(self, name: str) -> Any:
         raise CallbackError(
