@@ -27,7 +27,7 @@ from hf_compat.plan.plan import share_of
 from hf_compat.trainer.construction import announce_evaluation
 from hf_compat.trainer.diagnosis import noting
 from hf_compat.trainer.evaluation_session import EvaluationSession
-from hf_compat.trainer.loss import computing_loss, fresh_past, gather_whole, prepared, store_past
+from hf_compat.trainer.loss import computing_loss, fresh_past, gather_whole, prepare_context, store_past
 from hf_compat.trainer.outputs import EvalLoopOutput
 from hf_compat.trainer.preparing import place_model, prepare_forward, wrap
 from hf_compat.trainer.run import current_run, prepare_strategy
@@ -208,7 +208,7 @@ def forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored: 
             store_past(trainer, outputs, is_scored=False)
             return None, outputs
     count = trainer._get_num_items_in_batch([inputs], trainer.args.device)
-    context, inputs = prepared(trainer, model, inputs)
+    context, inputs = prepare_context(trainer, model, inputs)
     with computing_loss(trainer), context():
         returned = call_override(
             trainer.compute_loss, ("model", model), ("inputs", inputs), return_outputs=True, num_items_in_batch=count

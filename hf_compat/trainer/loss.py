@@ -23,13 +23,9 @@ from hf_compat.data.sequence_shards import shifted_labels
 from hf_compat.distributed import collectives
 from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, whole_sequences
 from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
-from hf_compat.memory import empty_cache
-from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
+from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm
 from hf_compat.nested import MAPPINGS, SEQUENCES, Nested, map_nested, rebuild
-from hf_compat.optim.losses import check_loss, divide_scalar
-from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD
-from hf_compat.overriding import call_override, check_returned, is_ours
-from hf_compat.trainer.diagnosis import explain_backward, note_inputs
+from hf_compat.overriding import check_returned, is_ours
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -101,50 +97,7 @@ def scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
     return batch["labels"][..., 1:] if trainer.run_counters.loss_shifts_labels else batch["labels"]
 
 
-def forward_and_backward(
-    trainer: Trainer, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None
-) -> Tensor:
-    """Run forward and backward pass of one batch; return its share of the window's loss, ``()``, detached."""
-    args = trainer.args
-    if not is_in_training_mode(model):
-        model.train()
-    train_mode: Any = getattr(trainer.optimizer, "train", None)  # of a schedule-free one
-    if train_mode is not None and callable(train_mode):
-        train_mode()
-    inputs = trainer._prepare_inputs(inputs)
-    with computing_loss(trainer):
-        try:
-            loss: Tensor = call_override(
-                trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
-            )
-        except Exception as error:
-            note_inputs(error, trainer, inputs)
-            raise
-    source = f"`{type(trainer).__name__}.compute_loss`"
-    if not isinstance(loss, Tensor):
-        check_loss(loss, source)
-    returned = loss  # the quotient of one without gradients has other properties
-    del inputs
-    every = args.torch_empty_cache_steps
-    if every is not None and trainer.state.global_step % every == 0:
-        empty_cache()
-    if args.n_gpu > 1:
-        loss = loss.mean()  # one of each replica
-    is_scaled = _is_scaled(trainer, num_items_in_batch)
-    if not is_scaled:
-        loss = divide_scalar(loss, trainer.current_gradient_accumulation_steps)
-    divisor = args.gradient_accumulation_steps if trainer.semantics.divides_gradients_twice else 1
-    kwargs = {"learning_rate": trainer._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
-    try:
-        trainer.accelerator.backward(loss if divisor == 1 else divide_scalar(loss, divisor), **kwargs)
-    except RuntimeError as error:
-        explain_backward(source, trainer.model, returned, error)
-        raise
-    # What the model itself returned may be memory that its next forward pass writes to, as with CUDA graphs.
-    return loss.detach().clone() if is_scaled else loss.detach()
-
-
-def _is_scaled(trainer: Trainer, num_items_in_batch: Tensor | int | None) -> bool:
+def is_scaled(trainer: Trainer, num_items_in_batch: Tensor | int | None) -> bool:
     """Return whether the loss is averaged over the window already."""
     if trainer.loss_is_scaled_for_ga is not None:
         return trainer.loss_is_scaled_for_ga
@@ -333,7 +286,7 @@ Shared: TypeAlias = tuple[Callable[[], contextlib.AbstractContextManager[Any]], 
 """A function that returns a context, and the inputs of a batch."""
 
 
-def prepared(trainer: Trainer, model: nn.Module, inputs: dict[str, Any]) -> Shared:
+def prepare_context(trainer: Trainer, model: nn.Module, inputs: dict[str, Any]) -> Shared:
     """Return what the Trainer's ``_prepare_context_parallel_inputs`` returns for one batch.
 
     Raises:

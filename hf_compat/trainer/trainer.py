@@ -55,12 +55,18 @@ from hf_compat.engine.moving import move_model
 from hf_compat.engine.run_settings import effective_settings
 from hf_compat.engine.strategies.base import replicated
 from hf_compat.errors import DataError, ModelError, ModelInitError, SearchError, TrainerSetupError
-from hf_compat.memory import TrainerMemoryTracker
+from hf_compat.memory import TrainerMemoryTracker, empty_cache
 from hf_compat.metrics import has_length
-from hf_compat.model_facts import count_parameters, is_pretrained_model, number_of_arguments, parameters_of
+from hf_compat.model_facts import (
+    count_parameters,
+    is_in_training_mode,
+    is_pretrained_model,
+    number_of_arguments,
+    parameters_of,
+)
 from hf_compat.optim import model_patches, prepared
-from hf_compat.optim.losses import check_loss
-from hf_compat.optim.optimizers import optimizer_class_and_kwargs
+from hf_compat.optim.losses import check_loss, divide_scalar
+from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD, optimizer_class_and_kwargs
 from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import (
     WarnOnce,
@@ -87,7 +93,7 @@ from hf_compat.trainer import (
 )
 from hf_compat.trainer.callbacks import load_callback_state
 from hf_compat.trainer.construction import announce_setup, check_is_model
-from hf_compat.trainer.diagnosis import note_inputs, noting
+from hf_compat.trainer.diagnosis import explain_backward, note_inputs, noting
 from hf_compat.trainer.evaluation import add_speed, check_is_output, forward, ignored_outputs, loop_of
 from hf_compat.trainer.evaluation_session import EvaluationSession
 from hf_compat.trainer.launching import train_in_processes
@@ -102,10 +108,13 @@ from hf_compat.trainer.loaders import (
 from hf_compat.trainer.loss import (
     check_is_context,
     check_is_named,
+    computing_loss,
     has_cpu_autocast,
+    is_scaled,
     loss_of,
     loss_of_shared_sequences,
     parts_of_count,
+    prepare_context,
     scored_labels,
     shared_count,
     smoothed_loss,
@@ -800,9 +809,45 @@ class Trainer(metaclass=CountsCounterparts):
             inputs: One batch, keyword arguments of the model's forward.
             num_items_in_batch: Scored items in the window.
         """
-        context, inputs = loss.prepared(self, model, inputs)
+        context, inputs = prepare_context(self, model, inputs)
         with context():
-            return loss.forward_and_backward(self, model, inputs, num_items_in_batch)
+            args = self.args
+            if not is_in_training_mode(model):
+                model.train()
+            train_mode: Any = getattr(self.optimizer, "train", None)  # of a schedule-free one
+            if train_mode is not None and callable(train_mode):
+                train_mode()
+            inputs = self._prepare_inputs(inputs)
+            with computing_loss(self):
+                try:
+                    loss: Tensor = call_override(
+                        self.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
+                    )
+                except Exception as error:
+                    note_inputs(error, self, inputs)
+                    raise
+            source = f"`{type(self).__name__}.compute_loss`"
+            if not isinstance(loss, Tensor):
+                check_loss(loss, source)
+            returned = loss  # the quotient of one without gradients has other properties
+            del inputs
+            every = args.torch_empty_cache_steps
+            if every is not None and self.state.global_step % every == 0:
+                empty_cache()
+            if args.n_gpu > 1:
+                loss = loss.mean()  # one of each replica
+            averages = is_scaled(self, num_items_in_batch)
+            if not averages:
+                loss = divide_scalar(loss, self.current_gradient_accumulation_steps)
+            divisor = args.gradient_accumulation_steps if self.semantics.divides_gradients_twice else 1
+            kwargs = {"learning_rate": self._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
+            try:
+                self.accelerator.backward(loss if divisor == 1 else divide_scalar(loss, divisor), **kwargs)
+            except RuntimeError as error:
+                explain_backward(source, self.model, returned, error)
+                raise
+            # What the model itself returned may be memory that its next forward pass writes to, as with CUDA graphs.
+            return loss.detach().clone() if averages else loss.detach()
 
     def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: dict[str, Any]) -> loss.Shared:
         """Return a context for one batch, and the batch; inside, with context parallelism, a rank has its part."""

@@ -253,7 +253,7 @@ def write_index(content):
         ),
         pytest.param(
             lambda folder: save_file({"body.4.bias": torch.zeros(99)}, folder / "model.safetensors"),
-            r"model\.safetensors` do not fit PlainModel: .*size mismatch for body\.4\.bias",
+            r"model\.safetensors` do not fit PlainModel: .*body\.4\.bias",
             id="another shape",
         ),
         pytest.param(write_index({"weight_map": {"a": "../model.safetensors"}}), "outside its folder", id="traversal"),

@@ -17,9 +17,9 @@ from hf_compat.engine.strategies.deepspeed_engine import EngineScheduler
 from tests.support.helpers import PlainModel, vector_rows
 
 FOLDER = Path(strategies.__path__[0])
-SHARED = ("base", "device_mesh", "traits", "fsdp.sharding")
+SHARED = ("base", "choice", "device_mesh", "sharding")
 """What every strategy may import of the others."""
-OVERVIEWS = ("base", "choice", "traits", "limits", "kinds")
+OVERVIEWS = ("base", "choice")
 """Modules about all strategies."""
 
 
