@@ -148,9 +148,8 @@ def run(example, folder):
 
 
 def numbers(example, text):
-    """Return the numbers of the result in ``text``."""
-    (found,) = re.finditer(example.result, text)
-    return [float(number) for number in found.groups()]
+    """Return the numbers of each result in ``text``."""
+    return [[float(number) for number in found.groups()] for found in re.finditer(example.result, text)]
 
 
 def test_every_example_is_run_and_described():
@@ -158,14 +157,16 @@ def test_every_example_is_run_and_described():
     assert {path.stem for path in FOLDER.glob("*.py")} == {example.name for example in EXAMPLES} | ELSEWHERE
     assert set(re.findall(r"(?<!tests/)examples/(\w+)\.py", PAGE)) == {path.stem for path in FOLDER.glob("*.py")}
     for example in EXAMPLES:
-        assert example.learned(*numbers(example, PAGE)), example.id
+        shown = numbers(example, PAGE)
+        assert shown, example.id
+        assert all(example.learned(*result) for result in shown), example.id
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", [pytest.param(example, id=example.id) for example in EXAMPLES])
 def test_an_example_learns(example, tmp_path):
     """Its last line tells of a model that has learned."""
-    found = numbers(example, run(example, tmp_path))
+    (found,) = numbers(example, run(example, tmp_path))
     assert example.learned(*found), found
 
 

@@ -10,9 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch import strategies
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import distributed, nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.futures import Future
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.arguments.fields import checkpoints_activations
@@ -21,37 +19,12 @@ from hf_compat.distributed.oom_consensus import is_attempting, vote
 from hf_compat.engine.internals.strategies import register_communication_hooks
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
+from hf_compat.engine.strategies.ddp_voting import vote_before_exchanges
 from hf_compat.errors import TrainerSetupError
 from hf_compat.model_facts import is_pretrained_model
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-
-# Votes of `DistributedDataParallel`: before it exchanges gradients, the ranks vote whether one is out of memory.
-#
-# A bucket of gradients is exchanged during the backward pass, so that a rank that fails in the middle of it has
-# exchanged some of them. Asked before each bucket, no rank exchanges one that another will not.
-#
-# Annotations are evaluated here: torch checks those of a communication hook.
-
-
-def vote_before_exchanges(model: DistributedDataParallel) -> None:
-    """Have the wrapper ``model`` vote before it exchanges gradients or buffers."""
-    model.register_forward_pre_hook(_before_buffers)
-    model.register_comm_hook(None, _average)
-
-
-def _before_buffers(model: DistributedDataParallel, inputs: object) -> None:
-    if model.require_forward_param_sync:  # the first forward pass after an exchange of gradients
-        vote()
-
-
-def _average(state: object, bucket: GradBucket) -> Future[torch.Tensor]:
-    """Vote, then return the average of the bucket's gradients, rounded as without a hook."""
-    vote()
-    scaled = bucket.buffer().mul_(1 / distributed.get_world_size())
-    future: Any = distributed.all_reduce(scaled, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
 
 class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
