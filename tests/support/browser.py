@@ -69,7 +69,9 @@ class Page:
         os.write(self._commands, json.dumps(message).encode() + b"\0")
         while True:
             while b"\0" not in self._arrived:
-                self._arrived += os.read(self._answers, 65536)
+                arrived = os.read(self._answers, 65536)
+                assert arrived, "the browser has ended"
+                self._arrived += arrived
             text, _, self._arrived = self._arrived.partition(b"\0")
             answer = json.loads(text)
             if answer.get("id") == self._sent:  # the others are events
