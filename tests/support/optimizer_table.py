@@ -266,8 +266,6 @@ def page(rows: Mapping[str, str], versions: str) -> str:
         *(rows[name] for name in names() if name in rows and "." not in name),
     ]
     lines += [f"\n## By class\n\n| class | {head}", *(rows[name] for name in CLASSES if name in rows)]
-    if missing := [name for name in names() if name not in rows]:
-        lines.append(f"\n## Not measured yet\n\n{_code(missing)}.")
     return "\n".join([*lines, ""])
 
 
