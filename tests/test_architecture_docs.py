@@ -19,8 +19,8 @@ from hf_compat.trainer.loop import RunHooks
 from tests.support.paths import ROOT
 from tests.test_layering import LAYERS
 
-ARCHITECTURE, CONTRIBUTING = "docs/architecture.md", "CONTRIBUTING.md"
-DOCUMENTS = (ARCHITECTURE, CONTRIBUTING)
+ARCHITECTURE, CONTRIBUTING = ("docs/architecture.md", "docs/architecture_reference.md"), "CONTRIBUTING.md"
+DOCUMENTS = (*ARCHITECTURE, CONTRIBUTING)
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 WITH_PATHS = (*PAGES, CONTRIBUTING, "README.md", "CHANGELOG.md", "tests/README.md")
 FOLDERS = (ROOT, ROOT / "hf_compat", ROOT / "tests")
@@ -52,7 +52,8 @@ def words_of(document):
 
 def section(marker):
     """Return what follows a marker of the architecture, up to the next empty line."""
-    (found,) = re.findall(rf"<!-- {marker}: .*? -->\n(.*?)(?:\n\n|\Z)", text_of(ARCHITECTURE), re.S)
+    text = "\n\n".join(map(text_of, ARCHITECTURE))
+    (found,) = re.findall(rf"<!-- {marker}: .*? -->\n(.*?)(?:\n\n|\Z)", text, re.S)
     return found
 
 
