@@ -125,7 +125,7 @@ def test_every_reader_is_told(script, capsys):
     assert {name: row["read_in"] for name, row in rows.items()} == {
         "data_seed": ["hf_compat/trainer/construction.py"],
         "use_cpu": ["hf_compat/engine/process_layout.py", "hf_compat/engine/run_settings.py"],
-        "seed": ["hf_compat/lightning/cli.py", "hf_compat/seeding.py"],
+        "seed": ["hf_compat/lightning/cli.py", "hf_compat/seeding.py", "hf_compat/trainer/searching.py"],
         "eval_on_start": ["hf_compat/trainer/loop.py"],
         "run_name": [
             "hf_compat/engine/loggers/comet.py",
