@@ -299,12 +299,18 @@ def _unread_classes(optimizer: Optimizer) -> list[str]:
         for entry in entries:
             values = entry.items() if isinstance(entry, Mapping) else ()
             found.update({type(value): value for name, value in values if name != "params"})
-    plain = (torch.Tensor, bool, float, int, str, type(None))
     return [
         f"`{kind.__module__}.{kind.__qualname__}`"
         for kind, value in found.items()
-        if kind not in plain and not is_trusted(value)
+        if not _is_plain(value) and not is_trusted(value)
     ]
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether ``value`` is a tensor, a number or a text, or a tuple or list of these, as most of a state is."""
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))  # type: ignore[call-overload]
+    return type(value) in (torch.Tensor, bool, float, int, str, type(None))
 
 
 def _own_classes(optimizer: Optimizer, file: Path) -> list[type]:
