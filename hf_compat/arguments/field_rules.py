@@ -164,7 +164,10 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "neftune_noise_alpha", "plan", "trainer/trainer.py", "A hook adds noise to the embeddings during training."
     ),
     FieldRule(
-        "torch_empty_cache_steps", "plan", "trainer/loss.py", "Empties the device's memory cache every N update steps."
+        "torch_empty_cache_steps",
+        "plan",
+        "trainer/trainer.py",
+        "Empties the device's memory cache every N update steps.",
     ),
     FieldRule(
         "auto_find_batch_size",
