@@ -1,6 +1,6 @@
 """Measure everything, side by side in one run, and print one table.
 
-    python -m tests.benchmarks [steps saving processes calls scaling memory] [--rounds 5] [--write]
+    python -m tests.benchmarks [steps saving processes calls tracebacks scaling memory] [--rounds 5] [--write]
 
 The subjects take turns, so that a change of the machine's speed meets all alike; the table shows medians of the rounds.
 """
@@ -13,14 +13,14 @@ import logging
 import os
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import transformers
 
-from tests.benchmarks import calls, memory, processes, saving, scaling, update_steps
+from tests.benchmarks import calls, memory, processes, saving, scaling, tracebacks, update_steps
 from tests.benchmarks.measuring import Benchmark, table
 
 FILES = {
@@ -28,19 +28,17 @@ FILES = {
     "saving": saving.benchmarks,
     "processes": processes.benchmarks,
 }
-WHICH = (*FILES, "calls", "scaling", "memory")
+WHICH = (*FILES, "calls", "tracebacks", "scaling", "memory")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
-def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, counts: bool, scales: bool, remembers: bool) -> str:
+def report(measured: Mapping[str, list[Benchmark]], rounds: int, which: Collection[str]) -> str:
     """Return the tables, with the machine that they were measured on.
 
     Args:
         measured: What has been measured, by file.
         rounds: How often.
-        counts: Whether to count calls too, once.
-        scales: Whether to measure several processes too, once.
-        remembers: Whether to measure memory too, in processes of their own.
+        which: The names of what is counted once, in processes of its own where it is memory.
     """
     benchmarks = list(itertools.chain.from_iterable(measured.values()))
     packages = ", ".join(f"{name} {version(name)}" for name in ("transformers", "lightning", "torch"))
@@ -73,7 +71,7 @@ def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, counts: bool
         "`python -m tests.gpu.acceptance speed` measures models of 124M and 1.2B parameters there, by transformers too",
         "and by a loop by hand; it has not been run on one since it was written.",
     ]
-    if counts:
+    if "calls" in which:
         lines += [
             "",
             "## Calls",
@@ -84,7 +82,16 @@ def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, counts: bool
             "",
             *calls.table(),
         ]
-    if scales:
+    if "tracebacks" in which:
+        lines += [
+            "",
+            "## Tracebacks",
+            "",
+            "Frames from the call of `train` to the user's code that raises an error.",
+            "",
+            *tracebacks.table(),
+        ]
+    if "scaling" in which:
         lines += [
             "",
             "## Several processes",
@@ -96,7 +103,7 @@ def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, counts: bool
             "",
             *scaling.table(),
         ]
-    if remembers:
+    if "memory" in which:
         lines += ["", *memory.section(rounds)]
     return "\n".join(lines) + "\n"
 
@@ -120,8 +127,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for each in itertools.chain.from_iterable(measured.values()):
             each.run_round()
-    asked = {"counts": "calls" in which, "scales": "scaling" in which, "remembers": "memory" in which}
-    text = report(measured, options.rounds, **asked)
+    text = report(measured, options.rounds, which)
     print(text)
     if options.write:
         RESULTS.write_text(text)
