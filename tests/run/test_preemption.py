@@ -209,11 +209,11 @@ def test_worker_ends_with_its_run(tmp_path):
     script = """
 import os, signal, sys, time
 from torch.utils.data import DataLoader
-from hf_compat.data.loader import outliving
+from hf_compat.data.loader import ignoring_signals
 def hang(worker):
     print(os.getpid(), flush=True)
     time.sleep(600)
-with outliving([signal.SIGTERM]):
+with ignoring_signals([signal.SIGTERM]):
     batches = iter(DataLoader([0], num_workers=1, worker_init_fn=hang))
 sys.stdin.read()
 """
