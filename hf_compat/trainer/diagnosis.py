@@ -1,8 +1,8 @@
 """Explanations of errors of a model or of torch, found after they were raised: a run without errors pays nothing.
 
-Notes are added to errors of the user's own code, which stay as they are; errors of torch about a loss become ours. A
-kind of mistake is a function that yields notes, in ``_OF_INPUTS`` or ``_OF_RUNS``, or, if the text of the error alone
-says it, a row of ``_ADVICE``.
+Notes are added to errors of the user's own code, which stay as they are, with fewer frames to read; errors of torch
+about a loss become ours. A kind of mistake is a function that yields notes, in ``_OF_INPUTS`` or ``_OF_RUNS``, or, if
+the text of the error alone says it, a row of ``_ADVICE``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.checkpoint.states import other_optimizer
+from hf_compat.engine.internals.exceptions import shorten
 from hf_compat.errors import HFCompatError, LossError, UntrainableModelError, described
 from hf_compat.optim.prepared import unwrap_optimizer
 
@@ -99,13 +100,13 @@ def noting(trainer: Trainer, *, evaluates: bool = False) -> Iterator[None]:
     """Context that adds to an error, which ends a run or, if it ``evaluates``, an evaluation, what is known of it."""
     try:
         yield
-    except HFCompatError:
-        raise
-    except Exception as error:
-        with contextlib.suppress(Exception):
-            for kind in _OF_RUNS:
-                for note in kind(error, trainer, evaluates):
-                    _add(error, note)
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, HFCompatError):
+            with contextlib.suppress(Exception):
+                for kind in _OF_RUNS:
+                    for note in kind(error, trainer, evaluates):
+                        _add(error, note)
+        shorten(error)
         raise
 
 

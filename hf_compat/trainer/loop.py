@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hf_compat.arguments.enums import DebugOption
@@ -27,7 +27,7 @@ from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_override, check_is_module, is_ours
 from hf_compat.plan import ResumeOffset
 from hf_compat.trainer.loaders import Reloading
-from hf_compat.trainer.optimization import CurrentOptimizer, GradientClipping, LRSchedule, Norm
+from hf_compat.trainer.optimization import CurrentOptimizer, GradientClipping, LRSchedule
 from hf_compat.trainer.preemption import Preemption
 from hf_compat.trainer.progress import (
     FrozenParameters,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.trainer.run import TrainingRun
-    from hf_compat.trainer.searching import Trial
     from hf_compat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -358,7 +357,7 @@ class RunHooks(LastCallback):
     # ---- after an update step or an epoch ----
 
     def call_log_evaluate_save(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
-        """Call the Trainer's ``_maybe_log_save_evaluate``, whose default is :meth:`log_evaluate_save`."""
+        """Call the Trainer's ``_maybe_log_save_evaluate``, unless it is ours and nothing is due."""
         self.saving.begin_step()
         method, control = trainer._maybe_log_save_evaluate, trainer.control
         if is_ours(method) and not (control.should_log or control.should_evaluate or control.should_save):
@@ -374,30 +373,6 @@ class RunHooks(LastCallback):
             ("start_time", self.progress.start_time),
             learning_rate=self.schedule.learning_rate,
         )
-
-    def log_evaluate_save(
-        self,
-        tr_loss: Tensor,
-        grad_norm: Norm,
-        model: nn.Module,
-        trial: Trial | None,
-        ignore_keys_for_eval: list[str] | None,
-        start_time: float | None,
-        learning_rate: float | None,
-    ) -> None:
-        """Log, evaluate and save, each if the control says so; see the Trainer's ``_maybe_log_save_evaluate``."""
-        trainer, metrics = self.trainer, None
-        if trainer.control.should_log:
-            self.frozen.warn_of_unfrozen(trainer)
-        started = self.progress.start_time if start_time is None else start_time
-        self.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
-        if trainer.control.should_evaluate:
-            metrics = trainer._evaluate(trial, ignore_keys_for_eval)
-            is_best = trainer._determine_best_metric(metrics=metrics, trial=trial)
-            if trainer.args.save_strategy == "best":
-                trainer.control.should_save = is_best
-        if trainer.control.should_save:
-            self.saving.save(model, trial, metrics)
 
     def agree_on_stopping(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
         """Keep ``control.should_training_stop`` and Lightning's ``should_stop`` equal."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -219,27 +218,9 @@ class TrainingRun:
 
     # ---- the run ----
 
-    def train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
-        """Train and return the result; see the Trainer's ``train``."""
-        with self.begun(resume_from_checkpoint):
-            args = self.trainer.args  # `call_model_init`, or a trial, may have replaced them
-            loop = functools.partial(
-                self.trainer._inner_training_loop,
-                args=args,
-                resume_from_checkpoint=None if self.point is None else self.point.path,
-                trial=self.trial,
-                ignore_keys_for_eval=self.ignore_keys,
-            )
-            if self.may_fit_again:
-                with voted_collectives() if self.backend.traits.shards_model else nullcontext():
-                    return with_smaller_batches(
-                        loop, self.counters.train_batch_size, share=self._share_states, timeout=args.ddp_timeout_delta
-                    )
-            return loop(batch_size=self.counters.train_batch_size)
-
     @contextmanager
-    def begun(self, resume_from_checkpoint: str | bool | None) -> Iterator[None]:
-        """Context of the run's fits: the model is prepared, with a checkpoint's weights, and signals are recorded."""
+    def begun(self, resume_from_checkpoint: str | bool | None) -> Iterator[TrainingRun]:
+        """Context of the run's fits, with the run: the model has a checkpoint's weights, and signals are recorded."""
         self._begin(resume_from_checkpoint)
         try:
             prepare_model(self.trainer, self.backend, self.counters, self.trial, self.warn_once)
@@ -251,7 +232,7 @@ class TrainingRun:
                     self.trainer._load_from_checkpoint(self.point.path)
                 self._resume_batch_size(self.point)
             with self._watching_signals(), quiet_progress_bars() if self.trainer.args.push_to_hub else nullcontext():
-                yield
+                yield self
         finally:
             self._end()
 
@@ -323,21 +304,29 @@ class TrainingRun:
 
     # ---- one fit ----
 
-    def fit(
+    def begin_fit(
         self,
         batch_size: int | None,
         resume_from_checkpoint: str | None,
         trial: Trial | None,
         ignore_keys_for_eval: list[str] | None,
-    ) -> TrainOutput:
-        """Run one fit with a per-device batch size of ``batch_size`` and return the result."""
+    ) -> FitObjects:
+        """Begin a fit with a per-device batch size of ``batch_size``; return what Lightning trains, and on what."""
         plan, loader, start = self._prepare_fit(
             RunHooks(), batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval
         )
-        pieces = self._begin_fit(assemble(self, plan, loader, start), start)
-        self.backend.fit(pieces.module, pieces.windows)
+        return self._begin_fit(assemble(self, plan, loader, start), start)
+
+    def finish_fit(self) -> TrainOutput:
+        """End the fit, for which Lightning calls no hook if no epoch was left; return its result."""
         self.finish_without_epoch()
         return self.output  # type: ignore[return-value]  # None only if an override of `_finalize_training` returns that
+
+    def fit_with_smaller_batches(self, fit: Callable[..., TrainOutput]) -> TrainOutput:
+        """Return the result of ``fit``, called again with a smaller ``batch_size`` as long as it runs out of memory."""
+        size, timeout = self.counters.train_batch_size, self.trainer.args.ddp_timeout_delta
+        with voted_collectives() if self.backend.traits.shards_model else nullcontext():
+            return with_smaller_batches(fit, size, share=self._share_states, timeout=timeout)
 
     def fit_user_pieces(self, user_pieces: UserPieces) -> None:
         """Begin the one fit of ``user_pieces``, whose ``fit`` a person has called."""

@@ -32,13 +32,11 @@ from hf_compat.errors import (
 )
 from hf_compat.memory import WeakAttribute
 from hf_compat.metrics import speed_metrics
-from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import call_override, check_returned, is_ours
 from hf_compat.plan.plan import EvaluationTimes, steps_between
 from hf_compat.state import export_states
 from hf_compat.trainer.batch_size import is_out_of_memory
 from hf_compat.trainer.outputs import TrainOutput
-from hf_compat.trainer.progress import warn_of_negative_plateau
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
@@ -302,7 +300,7 @@ def _overrides_on_save(callback: object) -> bool:
 
 
 class TrainingEvaluation:
-    """Evaluates, reports the metrics to a hyperparameter search, and steps a metric-based schedule.
+    """Evaluates, and remembers the weights until it is done.
 
     Args:
         run: The run.
@@ -318,33 +316,6 @@ class TrainingEvaluation:
         self._run, self._trainer = run, run.trainer
         self.ignore_keys = run.ignore_keys
         self._before: Tensor | None = None
-
-    def evaluate(
-        self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, *, skip_scheduler: bool = False
-    ) -> dict[str, float]:
-        """Evaluate, report and return the metrics.
-
-        Args:
-            trial: The trial of a hyperparameter search, None outside one.
-            ignore_keys_for_eval: Model outputs excluded from the predictions.
-            skip_scheduler: Do not step a metric-based schedule.
-
-        Raises:
-            BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
-        """
-        metrics = self.measure(ignore_keys_for_eval)
-        call_override(
-            self._trainer._report_to_hp_search,
-            ("trial", trial),
-            ("step", self._trainer.state.global_step),
-            ("metrics", metrics),
-        )
-        scheduler: Any = self._trainer.lr_scheduler
-        if steps_on_metric(scheduler) and not skip_scheduler:
-            metric = metric_for_best(self._trainer.args, metrics)
-            warn_of_negative_plateau(scheduler, metric, self._run.warn_once)
-            scheduler.step(metric)
-        return metrics
 
     def measure(self, ignore_keys: list[str] | None) -> dict[str, float]:
         """Evaluate and return the metrics.

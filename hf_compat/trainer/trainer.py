@@ -130,6 +130,7 @@ from hf_compat.trainer.model_files import (
 )
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 from hf_compat.trainer.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, nested_detach
+from hf_compat.trainer.progress import warn_of_negative_plateau
 from hf_compat.trainer.resume import compare_with_checkpoint, init_training_state
 from hf_compat.trainer.run import CounterAttribute, counts_of, current_run, keep_counter_attributes, new_run
 from hf_compat.trainer.saving import checked_output_dir, finalize_training, metric_for_best
@@ -728,10 +729,20 @@ class Trainer(metaclass=CountsCounterparts):
         start = self.lightning_backend.process_layout.start
         if start is not None:
             arguments = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
-            run = functools.partial(Trainer.train, resume_from_checkpoint=resume_from_checkpoint, **arguments)  # type: ignore[arg-type]
-            return train_in_processes(self, start, run)
-        with noting(self):
-            return new_run(self, trial, ignore_keys_for_eval).train(resume_from_checkpoint)
+            call = functools.partial(Trainer.train, resume_from_checkpoint=resume_from_checkpoint, **arguments)  # type: ignore[arg-type]
+            return train_in_processes(self, start, call)
+        with noting(self), new_run(self, trial, ignore_keys_for_eval).begun(resume_from_checkpoint) as run:
+            point, args = run.point, self.args  # `call_model_init`, or a trial, may have replaced them
+            fit = functools.partial(
+                self._inner_training_loop,
+                args=args,
+                resume_from_checkpoint=None if point is None else point.path,
+                trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval,
+            )
+            if run.may_fit_again:
+                return run.fit_with_smaller_batches(fit)
+            return fit(batch_size=run.counters.train_batch_size)
 
     def _inner_training_loop(
         self,
@@ -742,7 +753,10 @@ class Trainer(metaclass=CountsCounterparts):
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """Run one fit with a per-device batch size of ``batch_size`` and return its result."""
-        return current_run(self).fit(batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        run = current_run(self)
+        pieces = run.begin_fit(batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        run.backend.fit(pieces.module, pieces.windows)
+        return run.finish_fit()
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[Any], total_train_batch_size: int | None = None
@@ -952,15 +966,32 @@ class Trainer(metaclass=CountsCounterparts):
         learning_rate: float | None = None,
     ) -> None:
         """Log, evaluate and save, each if the control says so; ``tr_loss``, summed since the last log, is zeroed."""
-        hooks = current_run(self).hooks
-        hooks.log_evaluate_save(tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate)
+        hooks, metrics = current_run(self).hooks, None
+        if self.control.should_log:
+            hooks.frozen.warn_of_unfrozen(self)
+        started = hooks.progress.start_time if start_time is None else start_time
+        hooks.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
+        if self.control.should_evaluate:
+            metrics = self._evaluate(trial, ignore_keys_for_eval)
+            is_best = self._determine_best_metric(metrics=metrics, trial=trial)
+            if self.args.save_strategy == "best":
+                self.control.should_save = is_best
+        if self.control.should_save:
+            hooks.saving.save(model, trial, metrics)
 
     def _evaluate(
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         """Evaluate, report to a hyperparameter search, and step a metric-based schedule."""
-        during_training = current_run(self).hooks.evaluation
-        return during_training.evaluate(trial, ignore_keys_for_eval, skip_scheduler=skip_scheduler)
+        metrics = current_run(self).hooks.evaluation.measure(ignore_keys_for_eval)
+        step = self.state.global_step
+        call_override(self._report_to_hp_search, ("trial", trial), ("step", step), ("metrics", metrics))
+        scheduler: Any = self.lr_scheduler
+        if steps_on_metric(scheduler) and not skip_scheduler:
+            metric = metric_for_best(self.args, metrics)
+            warn_of_negative_plateau(scheduler, metric, self.warn_once)
+            scheduler.step(metric)
+        return metrics
 
     def _finalize_training(self, trial: Trial | None, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the final metrics, load the best model and fire ``on_train_end``; return the result."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import traceback
 from types import ModuleType
@@ -12,6 +13,7 @@ import transformers
 from torch import nn
 
 import hf_compat
+from hf_compat.engine.internals.exceptions import FULL_TRACEBACKS
 from tests.benchmarks.measuring import HF_COMPAT, TRANSFORMERS
 from tests.support.helpers import ListDataset
 
@@ -75,5 +77,10 @@ def frames(library: ModuleType, place: str) -> int:
 
 def table() -> list[str]:
     """Return the lines of a Markdown table."""
-    rows = [f"| {place} | {frames(hf_compat, place)} | {frames(transformers, place)} |" for place in PLACES]
-    return [f"| error in | {HF_COMPAT} | {TRANSFORMERS} |", "|---|---|---|", *rows]
+    shown = {place: (frames(hf_compat, place), frames(transformers, place)) for place in PLACES}
+    os.environ[FULL_TRACEBACKS] = "1"
+    try:
+        rows = [f"| {place} | {shown[place][0]} | {frames(hf_compat, place)} | {shown[place][1]} |" for place in PLACES]
+    finally:
+        del os.environ[FULL_TRACEBACKS]
+    return [f"| error in | {HF_COMPAT} | all of {HF_COMPAT} | {TRANSFORMERS} |", "|---|---|---|---|", *rows]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import transformers
@@ -294,3 +296,93 @@ def test_a_control_that_replaces_another(tmp_path):
         trainer.train()
     assert trainer.state.global_step == 1
     assert not hasattr(caught.value, "__notes__")
+
+
+class OwnError(Exception):
+    """An error of the user's own code."""
+
+
+class Fails(nn.Module):
+    """A model whose forward raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, 3))
+
+    def forward(self, features: torch.Tensor, labels: Any = None) -> dict[str, Any]:
+        raise OwnError
+
+
+class Unreadable(ListDataset):
+    """A dataset whose samples cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise OwnError
+
+
+def failing(prediction: Any) -> dict[str, float]:
+    raise OwnError
+
+
+def fails_in(library: Any, place: str) -> dict[str, Any]:
+    """Return what makes a Trainer of ``library`` fail in ``place``."""
+
+    class Callback(library.TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            raise OwnError
+
+    class Overrides(library.Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            raise OwnError
+
+    places = {
+        "a forward": {"model": Fails()},
+        "a dataset": {"train_dataset": Unreadable(vector_rows(8))},
+        "compute_metrics": {"compute_metrics": failing},
+        "a callback": {"callbacks": [Callback()]},
+        "an override": {"kind": Overrides},
+    }
+    return places[place]
+
+
+def frames_of(library: Any, folder: Any, place: str) -> list[tuple[str, int]]:
+    """Return name and line of the frames of an error in ``place``, from the call of ``train`` on."""
+    settings: dict[str, Any] = {"model": helpers.PlainModel(), "train_dataset": ListDataset(vector_rows(8))}
+    settings |= {"kind": library.Trainer, **fails_in(library, place)}
+    fields = {**QUIET, "max_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no"}
+    args = library.TrainingArguments(str(folder), **fields)
+    evaluated = ListDataset(vector_rows(8))
+    trainer = settings.pop("kind")(args=args, eval_dataset=evaluated, **settings)
+    with pytest.raises(OwnError) as caught:
+        trainer.train()
+    return [(frame.name, frame.lineno or 0) for frame in traceback.extract_tb(caught.tb)][1:]
+
+
+@pytest.mark.parametrize("place", ["a forward", "a dataset", "compute_metrics", "a callback", "an override"])
+def test_a_traceback_is_short(place, tmp_path, monkeypatch):
+    """It has half as many frames more than upstream's at most, and ends at the same line; all of them if asked for."""
+    ours, theirs = (frames_of(library, tmp_path, place) for library in (hf_compat, transformers))
+    assert ours[-1] == theirs[-1]
+    assert [name for name, _ in ours[:2]] == ["train", "_inner_training_loop"]
+    assert len(ours) <= 1.5 * len(theirs)
+    monkeypatch.setenv("HF_COMPAT_FULL_TRACEBACKS", "1")
+    complete = frames_of(hf_compat, tmp_path, place)
+    assert complete[-1] == ours[-1]
+    assert "_fit_impl" in dict(complete)
+    assert "_fit_impl" not in dict(ours)
+    assert [frame for frame in complete if frame in ours] == ours
+
+
+def test_a_traceback_of_lightning_is_whole(tmp_path):
+    """A callback of Lightning is called by Lightning, whose frames are of use to its author."""
+
+    class Callback(pl.Callback):
+        def on_train_start(self, *args: Any) -> None:
+            raise OwnError
+
+    trainer = new_trainer(tmp_path, callbacks=[Callback()])
+    with pytest.raises(OwnError) as caught:
+        trainer.train()
+    names = [frame.name for frame in traceback.extract_tb(caught.tb)]
+    assert names[-2:] == ["_call_callback_hooks", "on_train_start"]
+    assert "_fit_impl" in names

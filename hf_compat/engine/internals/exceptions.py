@@ -2,10 +2,14 @@
 
 Lightning's loops take a ``StopIteration`` for the end of the data, so that training would end as if it were done. So it
 goes through them as another error. What a loader raises itself is not touched, and ends the epoch.
+
+Their tracebacks leave out what only passes a call on, in Lightning and around it.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -13,11 +17,21 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+import lightning
 import lightning.pytorch as pl
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
+import hf_compat
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+_PACKAGE = os.path.dirname(hf_compat.__file__) + os.sep
+_OVERRIDING = f"{_PACKAGE}overriding.py"
+_PASS_ON = (os.path.dirname(lightning.__file__) + os.sep, f"{_PACKAGE}engine{os.sep}", _OVERRIDING)
+"""How the files begin whose frames only pass a call on."""
+FULL_TRACEBACKS = "HF_COMPAT_FULL_TRACEBACKS"
+"""The variable of the environment that, if it is set, leaves all frames in tracebacks."""
 
 
 def raise_keyboard_interrupt(pl_trainer: pl.Trainer) -> Callable[[], None]:
@@ -104,3 +118,27 @@ def unwraps_stop_iteration(function: Callable[_P, _R]) -> Callable[_P, _R]:
         raise stop  # outside of `except`, so that the context it was raised in is kept
 
     return call
+
+
+def shorten(error: BaseException) -> None:
+    """Take the frames out of the traceback of ``error`` that only pass a call on to the Trainer or a user's method.
+
+    They are Lightning's, and our own between Lightning and the Trainer, as long as one of the Trainer's follows: what
+    Lightning calls otherwise, such as a strategy or a callback of its own, keeps all its frames.
+    """
+    if os.environ.get(FULL_TRACEBACKS):
+        return
+    frames, frame = [], error.__traceback__
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.tb_next
+    files = [frame.tb_frame.f_code.co_filename for frame in frames]
+    ours = [index for index, file in enumerate(files) if file.startswith(_PACKAGE) and not file.startswith(_PASS_ON)]
+    last = max(ours, default=0)
+    shown = [
+        frame
+        for index, (frame, file) in enumerate(zip(frames, files, strict=True))
+        if index in (0, len(frames) - 1) or not file.startswith(_PASS_ON if index < last else _OVERRIDING)
+    ]
+    for frame, following in itertools.pairwise(shown):
+        frame.tb_next = following
