@@ -87,8 +87,8 @@ def report(measured: Mapping[str, list[Benchmark]], rounds: int, which: Collecti
             "",
             "## Tracebacks",
             "",
-            "Frames from the call of `train` to the user's code that raises an error. *All* has also those that only pass",
-            "a call on, in Lightning and in the engine, which are left out unless `HF_COMPAT_FULL_TRACEBACKS` is set.",
+            "Frames from the call of `train` to the user's code that raises an error. *All* has those too that only",
+            "pass a call on, in Lightning and in the engine, left out unless `HF_COMPAT_FULL_TRACEBACKS` is set.",
             "",
             *tracebacks.table(),
         ]
