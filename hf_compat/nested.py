@@ -45,5 +45,11 @@ def leaves(data: object) -> Iterator[Any]:
 
 def find_batch_size(tensors: object) -> int | None:
     """Return the first dimension of the first tensor or array in ``tensors`` that has one, None if there is none."""
-    arrays = (leaf for leaf in leaves(tensors) if isinstance(leaf, Tensor | np.ndarray))
-    return next((int(array.shape[0]) for array in arrays if array.ndim), None)
+    if isinstance(tensors, MAPPINGS):
+        tensors = tensors.values()
+    elif not isinstance(tensors, SEQUENCES):
+        return int(tensors.shape[0]) if isinstance(tensors, Tensor | np.ndarray) and tensors.ndim else None
+    for item in tensors:
+        if (size := find_batch_size(item)) is not None:
+            return size
+    return None

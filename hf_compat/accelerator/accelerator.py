@@ -89,8 +89,7 @@ def gather_outputs(
     by_object = use_gather_object or not collectives.has_only_tensors(data)
     gather = collectives.gather_objects if by_object else collectives.gather
     data = gather(data, layout.loss_group if of_parts else layout.data_parallel_group)
-    remainder = state.remainder
-    if not state.end_of_dataloader or remainder <= 0:
+    if not state.end_of_dataloader or (remainder := state.remainder) <= 0:
         return data
     parts = layout.sizes.cp if of_parts else 1
     cut = functools.partial(_first_samples, count=remainder, ranks=layout.data_parallel_size, parts=parts)

@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from hf_compat.distributed.accelerators import accelerator_module
 from hf_compat.distributed.oom_consensus import gloo_group, vote
 from hf_compat.errors import DataError
-from hf_compat.nested import map_nested
+from hf_compat.nested import leaves, map_nested
 
 Nested = TypeVar("Nested")
 """A tensor, or lists, tuples and dicts of them."""
@@ -69,11 +69,7 @@ def map_tensors(change: Callable[[Tensor], Any], data: object) -> Any:
 
 def has_only_tensors(data: object) -> bool:
     """Return whether ``data`` contains only tensors, in lists, tuples and dicts."""
-    try:
-        map_tensors(lambda tensor: tensor, data)
-    except TypeError:
-        return False
-    return True
+    return isinstance(data, Tensor) or all(isinstance(leaf, Tensor) for leaf in leaves(data))
 
 
 def communication_device() -> torch.device:

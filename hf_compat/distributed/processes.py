@@ -154,6 +154,8 @@ def join_processes(
             timeout=timeout,
             device_id=device if "nccl" in chosen else None,
         )
+        if chosen == "gloo":
+            torch.distributed.barrier()  # a rank that left at once would close connections that others are making
     except (RuntimeError, ValueError) as error:
         raise TrainerSetupError(
             f"Rank {launch.rank} of {launch.world_size} ({launch.launcher}) could not join the process group at "

@@ -174,6 +174,11 @@ class _Run:
         _, shape = self._parts[0][0]
         return self._dtype, 1 + len(shape), tuple(shape[1:])
 
+    def takes(self, tensor: Tensor) -> bool:
+        """Return whether ``tensor`` is of the run's kind."""
+        shape = self._parts[-1][-1][1]
+        return tensor.dtype is self._dtype and tensor.ndim == 1 + len(shape) and tensor.shape[2:] == shape[1:]
+
     def add(self, tensor: Tensor) -> None:
         """Add a copy of ``tensor``, which may be on any device."""
         begin, count = self._used, tensor.numel()
@@ -185,7 +190,7 @@ class _Run:
         self._used = begin + count
         self._total += count
         self._blocks[-1][begin : self._used].view(tensor.shape).copy_(tensor.detach())
-        parts, rows, shape = self._parts[-1], len(tensor), tensor.shape[1:]
+        parts, rows, shape = self._parts[-1], tensor.shape[0], tensor.shape[1:]
         if parts and parts[-1][1] == shape:
             rows += parts.pop()[0]
         parts.append((rows, shape))
@@ -245,7 +250,7 @@ class _Rows:
         tensor = tensor if tensor.ndim else tensor[None]
         if self._tensors is None:
             self._tensors = _Run(tensor.dtype, self._pad_index)
-        elif self._tensors.kind != _kind(tensor):
+        elif not self._tensors.takes(tensor):
             # The result depends on the order, so that there is one tensor at a time, as upstream.
             pair = [self._tensors.joined(), tensor.cpu()]
             joined = _concatenate_leaves(pair, self._pad_index, torch.cat, _full_tensor)
@@ -307,6 +312,10 @@ class EvalAccumulator:
         Raises:
             DataError: If batches differ in structure, or hold something other than tensors; if not now, then later.
         """
+        rows = self._rows
+        if type(rows) is _Rows and not (self._batches or self._merged) and type(tensors) is Tensor and tensors.is_cpu:
+            rows.add(tensors)  # as nearly every batch
+            return
         is_first = self._rows is None and not self._batches
         if self.concat and not (is_first or self._merged) and _is_on_host((self._batches, tensors)):
             # At once: small tensors that stay would keep the heap from using the memory of larger ones again.

@@ -180,6 +180,8 @@ def test_steps_that_need_no_package(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(part):
+        # The default is named by the second, which two runs of one process may have in common.
+        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "out" / "runs" / part))
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), "ours", name, "out", part])
         runpy.run_path(str(SCRIPT))
 

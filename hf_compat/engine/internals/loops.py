@@ -286,15 +286,20 @@ def quiet_lightning() -> Iterator[None]:
     All other warnings are shown. Contract: the messages use the logger of Lightning's ``rank_zero`` module.
     """
     loggers = [logging.getLogger(f"lightning.{part}.utilities.rank_zero") for part in ("pytorch", "fabric")]
-    levels = [logger.level for logger in loggers]
+    quiet = _FromWarning()  # not a level: setting one costs a millisecond where there are many loggers
     for logger in loggers:
-        logger.setLevel(logging.WARNING)
+        logger.addFilter(quiet)
     try:
         with ignoring_misleading_warnings():
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for logger in loggers:
+            logger.removeFilter(quiet)
+
+
+class _FromWarning(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
 
 
 @contextmanager

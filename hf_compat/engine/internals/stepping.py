@@ -22,6 +22,7 @@ from lightning.pytorch.core.optimizer import do_nothing_closure
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook, _call_strategy_hook
@@ -387,7 +388,8 @@ class _LeanEvaluationLoop(_EvaluationLoop):
     hooks: Hooks | None = None
     """None where Lightning's own code runs."""
     _names = ("", "", "")
-    _takes_index = True
+    _takes_index = _counts = True
+    _convert: Callable[[Any], Any] | None = None
 
     def setup_data(self) -> None:
         """Read what the length of the loader says; Lightning's own code would add it up over the ranks, on the device.
@@ -419,6 +421,9 @@ class _LeanEvaluationLoop(_EvaluationLoop):
         )
         self.hooks = Hooks(trainer) if is_known else None
         if is_known:
+            plugin = trainer.precision_plugin
+            self._convert = None if type(plugin).convert_input is Precision.convert_input else plugin.convert_input
+            self._counts = not trainer.sanity_checking
             data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
             stage = "test" if trainer.testing else "validation"
             self._names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
@@ -437,20 +442,20 @@ class _LeanEvaluationLoop(_EvaluationLoop):
             return
         trainer, progress, connector = self.trainer, self.batch_progress, self.trainer._logger_connector
         begins, steps, ends = self._names
-        batch = trainer.precision_plugin.convert_input(batch)
+        if self._convert is not None:
+            batch = self._convert(batch)
         progress.increment_ready()
         begin_batch_of(connector, self._results, batch)
         hooks.call(begins, batch, batch_idx)
         progress.increment_started()
-        module = trainer.lightning_module
-        before, module._current_fx_name = module._current_fx_name, steps
+        before, hooks.attributes[_CURRENT] = hooks.attributes[_CURRENT], steps
         output = getattr(trainer.strategy, steps)(*((batch, batch_idx) if self._takes_index else (batch,)))
-        module._current_fx_name = before
+        hooks.attributes[_CURRENT] = before
         progress.increment_processed()
         hooks.call(ends, output, batch, batch_idx)
         has_values = end_batch_of(connector, self._results)
         progress.increment_completed()
-        if not trainer.sanity_checking:
+        if self._counts:
             self._has_run = True
             if has_values:
                 connector.update_eval_step_metrics(self._seen_batches_per_dataloader[dataloader_idx])
