@@ -297,9 +297,8 @@ def state_of(folder):
     return content[0]
 
 
-@pytest.mark.parametrize(
-    "same_name", [pytest.param(False, id="new name", marks=pytest.mark.slow), pytest.param(True, id="replacing")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("same_name", [pytest.param(False, id="new name"), pytest.param(True, id="replacing")])
 def test_kill_at_every_file_operation(tmp_path, same_name):
     """A process killed before any of its file operations leaves the former checkpoint or the new one, whole."""
     name = "checkpoint-1" if same_name else "checkpoint-2"

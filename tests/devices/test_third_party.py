@@ -116,6 +116,7 @@ def test_two_ranks_use_the_devices_collectives(tmp_path):
 
 
 @needs_fake_gpu
+@pytest.mark.slow
 def test_a_device_that_no_library_knows(tmp_path):
     """A run is on the accelerator of torch, whatever its name; with `use_cpu=True` the numbers are the CPU's."""
     found = run_on_gpu(trained, tmp_path / "device", use_cpu=False, **as_device("chip"))

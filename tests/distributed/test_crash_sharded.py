@@ -95,16 +95,17 @@ def assert_whole(folder, least):
     assert all(item.problems == () for item in describe_checkpoints(folder / "out", verify=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", BACKGROUND_STAGES)
 @pytest.mark.parametrize(
     "killed",
     [
         pytest.param((0, 1), id="both"),
-        pytest.param((0,), id="first", marks=pytest.mark.slow),
-        pytest.param((1,), id="second", marks=pytest.mark.slow),
+        pytest.param((0,), id="first"),
+        pytest.param((1,), id="second"),
     ],
 )
-@pytest.mark.parametrize("held", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("held", [0, 1])
 def test_killed_while_shards_are_written(ranks, unharmed, tmp_path, held, killed, stage):
     """Until all ranks have written, the checkpoint before stays the newest; the next start goes on to the same end."""
     ranks.start(tmp_path, (held, stage, 5))

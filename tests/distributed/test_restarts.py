@@ -68,6 +68,7 @@ def kill(command, folder, strategies, moment, rank=None, **fields):
     assert all((folder / name / "lost").exists() for name in strategies)
 
 
+@pytest.mark.slow
 def test_one_of_two_is_killed(unbroken, tmp_path):
     """While it saves a checkpoint under DDP: torchrun starts both again, and they go on from the checkpoint before."""
     kill(launcher("torchrun", 2), tmp_path, ["ddp"], "saving", rank=1)

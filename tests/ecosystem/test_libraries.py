@@ -40,7 +40,7 @@ QUICK = [
     pytest.param(["sft", "reward", "dpo", "grpo", "kto"], marks=TRL, id="trl"),
     pytest.param(
         ["sentences_with_an_evaluator", "sentences_without_duplicates", "cross_encoder", "sparse_encoder"],
-        marks=SENTENCES,
+        marks=[SENTENCES, pytest.mark.slow],
         id="sentence-transformers",
     ),
     pytest.param(["setfit"], marks=SETFIT, id="setfit"),

@@ -67,6 +67,7 @@ def run(script):
     assert ended.code == 0, ended.output
 
 
+@pytest.mark.slow
 def test_the_package_is_executed_when_it_is_asked_for():
     """Until then few of its modules are; from then on it is as ever, and its classes are those that Lightning has."""
     run(f"{LIGHT}\nASKING, WHOLE = {ASKING!r}, {WHOLE!r}\n{EACH}")

@@ -42,8 +42,7 @@ ONE_GPU_SLOW = {
 }
 TWO_GPUS = {
     "ddp": "ddp_fp32 ddp_fp16 ddp_overrides_in_fp16 ddp_memory_runs_out",
-    "fsdp": "fsdp2_checkpointed fsdp2_fp16_full fsdp2_fp16_overflow fsdp1_bf16_sharded resume_fsdp2_tied_full",
-    "deepspeed": "zero2_fp16 resume_zero3_bf16",
+    "fsdp": "fsdp2_fp16_full fsdp1_bf16_sharded",
     "context parallel": "cp_fp32_full",
 }
 """Quick groups of scenarios on two GPUs."""
@@ -55,11 +54,12 @@ TWO_GPUS_SLOW = {
     "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16 resume_fsdp1_tied_full fsdp1_tied_sharded",
     "fsdp 2": "fsdp2_fp32_full fsdp2_bf16_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "
     "resume_fsdp2_fp32 resume_fsdp2_bf16 fsdp2_tied_sharded fsdp2_best_checkpoint fsdp2_noisy_embeddings "
-    "fsdp2_compiled fsdp2_not_resharded",
-    "deepspeed": "zero0_fp16 zero1_fp32 zero1_bf16 zero1_fp16 zero2_fp32 zero2_bf16 zero2_own_optimizer "
+    "fsdp2_compiled fsdp2_not_resharded fsdp2_checkpointed fsdp2_fp16_overflow resume_fsdp2_tied_full",
+    "deepspeed": "zero2_fp16 zero0_fp16 zero1_fp32 zero1_bf16 zero1_fp16 zero2_fp32 zero2_bf16 zero2_own_optimizer "
     "zero2_checkpointed zero2_offloaded resume_zero2_fp32 resume_zero2_bf16 resume_zero2_fp16",
     "deepspeed, parameters in parts": "zero3_fp32 zero3_bf16 zero3_fp16 zero3_offloaded zero3_in_parts "
-    "zero3_best_checkpoint zero3_evaluated resume_zero3_fp32 resume_zero3_fp16",
+    "zero3_best_checkpoint zero3_evaluated resume_zero3_fp32 resume_zero3_fp16 "
+    "resume_zero3_bf16",
     "deepspeed, matrices or sequences in parts": "split_zero1_bf16 sequences_zero2_bf16 sequences_zero3_fp32",
     "context parallel": "cp_bf16_sharded cp_fp16_full cp_rotated cp_in_one_piece cp_packed cp_own_loss "
     "cp_averaged_by_batch cp_smoothed resume_cp_fp32 resume_cp_bf16_sharded",

@@ -17,7 +17,7 @@ OF_PACKAGES = {"grokadamw": "grokadamw", "schedule_free": "schedulefree", "lomo"
 OF_PACKAGES |= {"galore": "galore_torch", "apollo": "apollo_torch", "adamw_torch_": "torchao"}
 OF_PACKAGES |= dict.fromkeys(("adamw_8bit", "adamw_bnb", "lion", "paged", "ademamix", "rmsprop_bnb"), "bitsandbytes")
 """How names of `optim` begin, and the package that they need."""
-QUICK = {"grokadamw", "schedule_free_sgd"}
+QUICK = {"schedule_free_sgd"}
 
 
 def test_each_optimizer_has_a_row_that_says_something():

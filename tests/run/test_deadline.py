@@ -13,7 +13,7 @@ from tests.support.interrupted import Server, assert_tidy, newest, steps
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and waits for signals")
 
-QUICK = ("dataset", "compute_metrics", "on_step_end")
+QUICK = ("dataset", "on_step_end")
 LEFT = {"event": "exit", "status": 143}
 FINISHED = [{"event": "done", "step": STEPS}, {"event": "exit", "status": 0}]
 

@@ -136,13 +136,13 @@ def test_signal_to_the_whole_process_group(server, undisturbed, tmp_path, signum
     "loader",
     [
         "plain",
-        "with a worker_init_fn",
+        pytest.param("with a worker_init_fn", marks=pytest.mark.slow),
         "persistent",
-        "started before",
-        "lazy",
-        "evaluation: plain",
+        pytest.param("started before", marks=pytest.mark.slow),
+        pytest.param("lazy", marks=pytest.mark.slow),
+        pytest.param("evaluation: plain", marks=pytest.mark.slow),
         "evaluation: started before",
-        "on the side",
+        pytest.param("on the side", marks=pytest.mark.slow),
     ],
 )
 def test_signal_to_workers_of_loaders_that_a_script_made(server, tmp_path, loader):

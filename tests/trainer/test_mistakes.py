@@ -381,7 +381,13 @@ def raised(mistake: Callable[..., None], library: Any, folder: Path) -> Exceptio
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
-@pytest.mark.parametrize(("mistake", "note"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize(
+    ("mistake", "note"),
+    [
+        pytest.param(*row, id=name, marks=() if index % 4 == 0 else pytest.mark.slow)
+        for index, (name, row) in enumerate(MISTAKES.items())
+    ],
+)
 def test_the_error_says_what_to_do(mistake, note, tmp_path):
     """Class and text are those of transformers, and one note below them names the field and the remedy."""
     theirs = raised(mistake, transformers, tmp_path / "theirs")
