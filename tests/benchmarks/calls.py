@@ -1,14 +1,17 @@
-"""The calls of an update step, Python's and C's, which no other program on the machine disturbs.
+"""The calls of an update step or an evaluated batch, Python's and C's, which no other program on the machine disturbs.
 
-By ``cProfile``: what a run makes more than a shorter one, a step.
+By ``cProfile``: the calls that a run makes more than a shorter one, a step.
 """
 
 from __future__ import annotations
 
 import cProfile
 import pstats
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle, islice
+from types import ModuleType
 
 import transformers
 
@@ -16,10 +19,8 @@ import hf_compat
 from tests.benchmarks.measuring import BY_HAND, HF_COMPAT, LIGHTNING, TRANSFORMERS, WITHOUT_SEARCH
 from tests.benchmarks.update_steps import Tiny, Work, tiny_rows, transformers_without_search
 
-__all__ = ["table"]
-
 _SHORT, _LONG = 20, 60
-"""Update steps of the two runs."""
+"""Update steps, or batches, of the two runs."""
 
 
 def _subjects(work: Work) -> dict[str, Callable[[], object]]:
@@ -36,6 +37,17 @@ def _calls(run: Callable[[], object]) -> int:
     profile = cProfile.Profile()
     profile.runcall(run)
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+def _evaluated(library: ModuleType, method: str, batches: int) -> int:
+    """Return the calls of ``evaluate`` or ``predict`` over a number of batches of 8, the second time."""
+    rows = list(islice(cycle(tiny_rows()), 8 * batches))
+    with tempfile.TemporaryDirectory() as folder:
+        quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
+        trainer = library.Trainer(Tiny(), library.TrainingArguments(folder, **quiet), eval_dataset=rows)
+        run = trainer.evaluate if method == "evaluate" else partial(trainer.predict, rows)
+        run()
+        return _calls(run)
 
 
 def table() -> list[str]:
@@ -55,5 +67,11 @@ def table() -> list[str]:
         cells = [f"{counts[name]:,.0f}" for name in names] + [f"{above[HF_COMPAT] / above[WITHOUT_SEARCH]:.2f}"]
         what = "1 batch" if accumulate == 1 else f"{accumulate} batches"
         lines.append(f"| calls of an update step, tiny model, {what} | {' | '.join(cells)} |")
+    for method in ("evaluate", "predict"):
+        ours, theirs = (
+            (_evaluated(library, method, _LONG) - _evaluated(library, method, _SHORT)) / (_LONG - _SHORT)
+            for library in (hf_compat, transformers)
+        )
+        lines.append(f"| calls of a batch of 8, tiny model, `{method}` | {ours:,.0f} | {theirs:,.0f} |  |  |  |  |")
     head = f"| what | {' | '.join(names)} | above the loop, to transformers without its search |"
     return [head, f"|---|{'---|' * (len(names) + 1)}", *lines]
