@@ -69,7 +69,7 @@ class Server:
         return events
 
     def terminate(self, *processes):
-        """Send SIGTERM until the training process has ended; return its events from here on.
+        """Send SIGTERM, again if nothing happens, until the training process has ended; return its events from here on.
 
         Python calls a handler between two instructions, so that it is late if the signal comes the moment before the
         main thread begins to wait. Only another signal ends that.
@@ -79,10 +79,10 @@ class Server:
             for process in processes:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGTERM)
-            with suppress(queue.Empty):
-                events.append(self.next_event(2.0))
+            with suppress(queue.Empty):  # later than any handler of the run, which the next signal would not meet
+                events.append(self.next_event(30.0))
                 while events[-1]["event"] != "exit":
-                    events.append(self.next_event(2.0))
+                    events.append(self.next_event(30.0))
             assert time.monotonic() < deadline, events
         return events
 
