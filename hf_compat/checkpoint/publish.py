@@ -2,7 +2,7 @@
 
 A checkpoint is written to a hidden sibling folder, flushed to the disk, marked with what was written and then renamed:
 a folder under its final name is complete because it was renamed. Hidden siblings that a killed process left behind are
-dealt with by ``clean_orphans``; see ``hidden_folders.py`` for their names.
+dealt with by ``clean_orphans``; see ``HiddenFolder`` for their names.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class CheckpointWriter:
         """Wait until no rank writes in the background; every rank has to call it.
 
         Raises:
-            Exception: The error of the last save, on every rank; see ``multi_process.wait_for``.
+            Exception: The error of the last save, on every rank; see ``publish.wait_for``.
         """
         is_in_background, self._is_in_background = self._is_in_background, False
         if is_in_background:

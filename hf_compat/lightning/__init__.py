@@ -19,6 +19,8 @@ from hf_compat.lightning.components import (
 )
 from hf_compat.trainer.pieces import StandaloneRun, callbacks, to_lightning
 
+RunGroup = StandaloneRun  # its former name
+
 __all__ = [
     "GradientNorm",
     "HFCheckpointIO",

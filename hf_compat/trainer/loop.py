@@ -298,7 +298,7 @@ class RunHooks(LastCallback):
             self.progress.counters.past = None
         fire(self.trainer, "on_epoch_begin")
 
-    # ---- an update step, whose order is in `trainer/loop.py` ----
+    # ---- an update step, whose order is that of `UpdateLoop` ----
 
     def on_before_optimizer_step(
         self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer

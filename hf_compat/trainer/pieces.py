@@ -416,7 +416,7 @@ class StandaloneRun(RunHooks):
         methods = method_overrides(pl_trainer, module, trainer)
         self._begun.enter_context(patched_methods(trainer, run, methods))
         self._begun.enter_context(run.begun(self._resume_from))
-        run.fit_user_pieces(UserPieces(pl_trainer, module, self))
+        run.begin_user_fit(UserPieces(pl_trainer, module, self))
 
     def _begin_evaluation(self, pl_trainer: pl.Trainer, module: HFModule) -> None:
         """Begin an evaluation by the Trainer of the last call, or by a new one if the pieces are others."""

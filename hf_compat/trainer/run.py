@@ -315,12 +315,7 @@ class TrainingRun:
         plan, loader, start = self._prepare_fit(
             RunHooks(), batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval
         )
-        return self._begin_fit(assemble(self, plan, loader, start), start)
-
-    def finish_fit(self) -> TrainOutput:
-        """End the fit, for which Lightning calls no hook if no epoch was left; return its result."""
-        self.finish_without_epoch()
-        return self.output  # type: ignore[return-value]  # None only if an override of `_finalize_training` returns that
+        return self._start_at(assemble(self, plan, loader, start), start)
 
     def fit_with_smaller_batches(self, fit: Callable[..., TrainOutput]) -> TrainOutput:
         """Return the result of ``fit``, called again with a smaller ``batch_size`` as long as it runs out of memory."""
@@ -328,12 +323,12 @@ class TrainingRun:
         with voted_collectives() if self.backend.traits.shards_model else nullcontext():
             return with_smaller_batches(fit, size, share=self._share_states, timeout=timeout)
 
-    def fit_user_pieces(self, user_pieces: UserPieces) -> None:
+    def begin_user_fit(self, user_pieces: UserPieces) -> None:
         """Begin the one fit of ``user_pieces``, whose ``fit`` a person has called."""
         point = None if self.point is None else self.point.path
         batch_size = self.counters.train_batch_size
         plan, loader, start = self._prepare_fit(user_pieces.hooks, batch_size, point, self.trial, self.ignore_keys)
-        self._begin_fit(assemble_user_pieces(self, plan, loader, start, user_pieces), start)
+        self._start_at(assemble_user_pieces(self, plan, loader, start, user_pieces), start)
 
     @property
     def may_fit_again(self) -> bool:
@@ -393,7 +388,7 @@ class TrainingRun:
         self.trainer.deepspeed = None
         return plan, loader, start
 
-    def _begin_fit(self, pieces: FitObjects, start: ResumePosition | None) -> FitObjects:
+    def _start_at(self, pieces: FitObjects, start: ResumePosition | None) -> FitObjects:
         """Make ``pieces`` the current ones, where the fit starts; return them."""
         self.pieces, step = pieces, self.trainer.state.global_step
         self.backend.begin_fit(self.trainer.callback_handler.train_dataloader, pieces.module)
@@ -563,23 +558,22 @@ def counts_of(trainer: Trainer) -> RunCounters:
     if counters is None:
         counters = vars(trainer)["run_counters"] = RunCounters()
         kind = type(trainer)
-        for view in (getattr(kind, name) for name in _views(kind)):
-            if (
-                isinstance(view, CounterAttribute) and view.initial is not _UNSET
-            ):  # it may have been overridden by a property
-                setattr(counters, view.field, view.initial)
+        for attribute in (getattr(kind, name) for name in _counter_attributes(kind)):
+            # It may have been overridden by a property.
+            if isinstance(attribute, CounterAttribute) and attribute.initial is not _UNSET:
+                setattr(counters, attribute.field, attribute.initial)
     return counters
 
 
 def keep_counter_attributes(kind: type) -> None:
-    """Make each plain value that the class ``kind`` has under the name of a view that view's first value."""
+    """Make each plain value that the class ``kind`` has under the name of a counter attribute its first value."""
     for name, value in list(vars(kind).items()):
         inherited = next((vars(base)[name] for base in kind.__mro__[1:] if name in vars(base)), None)
         if isinstance(inherited, CounterAttribute) and not hasattr(value, "__get__"):
-            view = CounterAttribute(inherited.field, value)
-            view.__set_name__(kind, name)
-            setattr(kind, name, view)
+            attribute = CounterAttribute(inherited.field, value)
+            attribute.__set_name__(kind, name)
+            setattr(kind, name, attribute)
 
 
-def _views(kind: type) -> list[str]:
+def _counter_attributes(kind: type) -> list[str]:
     return [name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, CounterAttribute)]

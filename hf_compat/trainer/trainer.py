@@ -756,7 +756,8 @@ class Trainer(metaclass=CountsCounterparts):
         run = current_run(self)
         pieces = run.begin_fit(batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
         run.backend.fit(pieces.module, pieces.windows)
-        return run.finish_fit()
+        run.finish_without_epoch()
+        return run.output  # type: ignore[return-value]  # None only if an override of `_finalize_training` returns that
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[Any], total_train_batch_size: int | None = None
