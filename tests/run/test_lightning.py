@@ -82,6 +82,29 @@ def test_lightning_callbacks_count_update_steps(tmp_path):
     assert [value for name, value in recorder.seen if name == "validation_end"] == pytest.approx(losses)
 
 
+def test_callbacks_may_write_to_the_loss_that_they_get(tmp_path):
+    """A callback that adds up losses in the first one that it got does not change what is logged."""
+
+    class Summing(Callback):
+        summed = None
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if self.summed is None:
+                self.summed = outputs["loss"]
+            else:
+                self.summed += outputs["loss"]
+
+    def logged(folder, *callbacks):
+        torch.manual_seed(0)
+        trainer = trainer_of(folder, callbacks=callbacks, logging_steps=6)
+        trainer.train()
+        return trainer.state.log_history[0]["loss"]
+
+    callback = Summing()
+    assert logged(tmp_path / "with", callback) == logged(tmp_path / "without")
+    assert callback.summed.item() / 6 == pytest.approx(logged(tmp_path / "again"), abs=1e-4)  # 4.57 rounds what it logs
+
+
 def test_lightning_early_stopping_stops_the_run(tmp_path):
     """Lightning's EarlyStopping on ``eval_loss`` ends a run of ours as the control does."""
     stopper = EarlyStopping(monitor="eval_loss", mode="min", patience=1, min_delta=1e9)
