@@ -10,6 +10,7 @@ import torch
 import transformers
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 
 import hf_compat
@@ -226,6 +227,28 @@ def test_lightning_profiler(tmp_path):
     trainer = trainer_of(tmp_path, lightning={"profiler": "simple"})
     trainer.train()
     assert trainer.lightning_trainer.profiler.recorded_durations["run_training_batch"]
+
+
+def test_a_profiler_of_several_runs(tmp_path):
+    """One that the user made goes on in a second run, whose module is another."""
+    settings = {"num_train_epochs": 1, "per_device_train_batch_size": 2}
+    trainer = trainer_of(tmp_path, lightning={"profiler": PyTorchProfiler(tmp_path, "profile")}, **settings)
+    for _ in range(2):
+        trainer.train()
+        assert trainer.state.global_step == 6
+
+
+def test_epoch_means_are_over_samples(tmp_path):
+    """What a callback logs for the epoch is weighted by the samples of each update step."""
+
+    class Logging(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            pl_module.log("index", float(batch_idx), on_step=False, on_epoch=True)
+
+    settings = {"num_train_epochs": 1, "per_device_train_batch_size": 5, "gradient_accumulation_steps": 2}
+    trainer = trainer_of(tmp_path, callbacks=[Logging()], **settings)  # 12 samples: 5 and 5, then 2
+    trainer.train()
+    assert trainer.lightning_trainer.callback_metrics["index"].item() == pytest.approx(2 / 12)
 
 
 def test_evaluation_inside_compute_metrics(tmp_path):
