@@ -359,7 +359,8 @@ class LightningBackend:
         sanity_batches: Batches of the sanity check under way, which is neither logged nor told; None outside one.
         process_layout: Ranks and strategy.
         traits: The properties of the strategy that are known by its name.
-        precision: The precision plugin of every run; its gradient scaler is kept from one training to the next.
+        precision: The precision plugin of every run; its gradient scaler is kept from one training to the next, except
+            by a search, whose trials begin with it as it was given.
         callbacks: The user's Lightning callbacks.
         user_loggers: The user's Lightning loggers.
         pl_trainer: The Lightning trainer of the current or last run; None before the first.
@@ -395,6 +396,7 @@ class LightningBackend:
         device = args.device
         self.precision: Precision = precision_plugin(args.mixed_precision, device, self.plugins, strategy=self.traits)
         self._input_dtype = input_dtype(self.precision)
+        self._given_scale = None if self.scaler is None else self.scaler.state_dict()
         self.callbacks: list[Callback] = lightning_callbacks(callbacks)
         self._initial_states = InitialStates()
         self.sanity_batches: float | None = None
@@ -432,6 +434,11 @@ class LightningBackend:
     def scaler(self) -> GradScaler | None:
         """The gradient scaler of all runs, None without fp16."""
         return getattr(self.precision, "scaler", None)
+
+    def reset_scaler(self) -> None:
+        """Set the gradient scaler's state to that in which it was given."""
+        if self.scaler is not None and self._given_scale is not None:
+            self.scaler.load_state_dict(self._given_scale)
 
     # ---- the model ----
 

@@ -341,6 +341,7 @@ def build_accelerator(args: TrainingArguments, backend: LightningBackend, semant
         device_mesh=None if config is None else layout.mesh,
     )
     share_run(state, configured=uses_configured_state(args))
+    backend.reset_scaler()  # the trials of a search get an accelerator each
     return Accelerator(args.launch, state, args.accelerator_config, backend, args.data_seed, semantics=semantics)
 
 

@@ -146,7 +146,8 @@ class UpdateLoop(TrainingLoop):
                 fire(trainer, "on_substep_end")
             if self.should_stop():
                 break
-        return {"loss": losses[0] if len(losses) == 1 else torch.stack(losses).sum()}
+        # A copy, since a callback may add up in it, and the loss of the window may be added to the log's only later.
+        return {"loss": losses[0].clone() if len(losses) == 1 else torch.stack(losses).sum()}
 
     def teardown(self) -> None:
         """Let go of the run."""

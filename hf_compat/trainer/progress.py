@@ -22,7 +22,7 @@ from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.model_facts import count_parameters
 from hf_compat.optim.losses import divide_scalar
-from hf_compat.overriding import WarnOnce, call_override, check_returned
+from hf_compat.overriding import WarnOnce, call_override, check_returned, is_ours
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
 
 if TYPE_CHECKING:
@@ -114,13 +114,14 @@ class LossSum:
         self._added.clear()
         self._value = value
 
-    def add(self, loss: Tensor, steps: int | None) -> None:
+    def add(self, loss: Tensor, steps: int | None, *, may_change: bool = False) -> None:
         """Add the loss of a batch.
 
         Args:
-            loss: ``()``; it must not be written to later.
+            loss: ``()``. With another shape it is added up now, so that an error comes with its batch.
             steps: If it is NaN or infinite, add the mean of the losses before over so many update steps in its place.
                 None: add it whatever it is.
+            may_change: Whether somebody may write to ``loss`` later: it is added up now.
 
         Raises:
             ModelError: If it is on another device.
@@ -132,7 +133,7 @@ class LossSum:
                 f"{self._value.device}. Return the loss on the device of the inputs."
             )
         self._added.append((loss, steps))
-        if len(self._added) == _ADDED_AT_ONCE:
+        if may_change or loss.ndim or len(self._added) == _ADDED_AT_ONCE:
             self._add_up()
 
     def _add_up(self) -> None:
@@ -298,7 +299,8 @@ class Progress:
         """Count a batch's share of the window's loss, its floating-point operations, and tokens not yet counted."""
         counters = self.counters
         since_log = 1 + trainer.state.global_step - counters.last_logged_step
-        counters.losses.add(loss, since_log if trainer.args.logging_nan_inf_filter else None)
+        steps = since_log if trainer.args.logging_nan_inf_filter else None
+        counters.losses.add(loss, steps, may_change=not is_ours(trainer.training_step))  # ours returns a new one
         flos = trainer.floating_point_ops(batch)
         counters.flos += float(flos) if type(flos) is int else _checked_flos(flos)
         if trainer.semantics.counts_tokens_after_batch:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
 import hf_compat
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
+from tests.gpu.scenarios import Overflowing
 from tests.scripts.sharded_common import llama
 from tests.support import helpers
 
@@ -82,3 +85,37 @@ def test_a_trainer_keeps_its_scale_beside_another(tmp_path):
     assert beside == alone
     alone, beside = run_on_gpu(largest_norms, tmp_path, "transformers")
     assert beside > 1000 * alone
+
+
+def scales_of_trials(folder: Path, library: str) -> list[float]:
+    """Return the scale with which each of two trials of a search begins, and that after the last one."""
+    trainers = {"transformers": transformers, "hf_compat": hf_compat}[library]
+    args = trainers.TrainingArguments(
+        str(folder),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        fp16=True,
+        eval_strategy="epoch",
+        save_strategy="no",
+        disable_tqdm=True,
+        report_to="none",
+    )
+    rows, scales = helpers.ListDataset(helpers.vector_rows(8)), []
+
+    class Scales(trainers.TrainerCallback):  # type: ignore[misc, name-defined]  # either library's
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            scales.append(trainer.accelerator.scaler.get_scale())
+
+    trainer = trainers.Trainer(
+        None, args, train_dataset=rows, eval_dataset=rows, model_init=lambda: Overflowing(), callbacks=[Scales()]
+    )
+    trainer.hyperparameter_search(lambda trial: {"learning_rate": 1e-3}, n_trials=2, backend="optuna")
+    return [*scales, trainer.accelerator.scaler.get_scale()]
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason='pip install "hf-compat[optuna]"')
+def test_each_trial_begins_with_the_first_scale(tmp_path):
+    """A scale that gradients of one trial have lowered is in the next one as it was at first, in both libraries."""
+    first, second, last = run_on_gpu(scales_of_trials, tmp_path / "ours", "hf_compat")
+    assert first == second > last
+    assert run_on_gpu(scales_of_trials, tmp_path / "theirs", "transformers") == [first, second, last]

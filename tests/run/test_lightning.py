@@ -10,6 +10,7 @@ import torch
 import transformers
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 
 import hf_compat
@@ -80,6 +81,29 @@ def test_lightning_callbacks_count_update_steps(tmp_path):
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert [name for name, _ in recorder.seen] == ["train_start", *["before_step", "batch_end", "validation_end"] * 2]
     assert [value for name, value in recorder.seen if name == "validation_end"] == pytest.approx(losses)
+
+
+def test_callbacks_may_write_to_the_loss_that_they_get(tmp_path):
+    """A callback that adds up losses in the first one that it got does not change what is logged."""
+
+    class Summing(Callback):
+        summed = None
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if self.summed is None:
+                self.summed = outputs["loss"]
+            else:
+                self.summed += outputs["loss"]
+
+    def logged(folder, *callbacks):
+        torch.manual_seed(0)
+        trainer = trainer_of(folder, callbacks=callbacks, logging_steps=6)
+        trainer.train()
+        return trainer.state.log_history[0]["loss"]
+
+    callback = Summing()
+    assert logged(tmp_path / "with", callback) == logged(tmp_path / "without")
+    assert callback.summed.item() / 6 == pytest.approx(logged(tmp_path / "again"), abs=1e-4)  # 4.57 rounds what it logs
 
 
 def test_lightning_early_stopping_stops_the_run(tmp_path):
@@ -203,6 +227,28 @@ def test_lightning_profiler(tmp_path):
     trainer = trainer_of(tmp_path, lightning={"profiler": "simple"})
     trainer.train()
     assert trainer.lightning_trainer.profiler.recorded_durations["run_training_batch"]
+
+
+def test_a_profiler_of_several_runs(tmp_path):
+    """One that the user made goes on in a second run, whose module is another."""
+    settings = {"num_train_epochs": 1, "per_device_train_batch_size": 2}
+    trainer = trainer_of(tmp_path, lightning={"profiler": PyTorchProfiler(tmp_path, "profile")}, **settings)
+    for _ in range(2):
+        trainer.train()
+        assert trainer.state.global_step == 6
+
+
+def test_epoch_means_are_over_samples(tmp_path):
+    """What a callback logs for the epoch is weighted by the samples of each update step."""
+
+    class Logging(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            pl_module.log("index", float(batch_idx), on_step=False, on_epoch=True)
+
+    settings = {"num_train_epochs": 1, "per_device_train_batch_size": 5, "gradient_accumulation_steps": 2}
+    trainer = trainer_of(tmp_path, callbacks=[Logging()], **settings)  # 12 samples: 5 and 5, then 2
+    trainer.train()
+    assert trainer.lightning_trainer.callback_metrics["index"].item() == pytest.approx(2 / 12)
 
 
 def test_evaluation_inside_compute_metrics(tmp_path):

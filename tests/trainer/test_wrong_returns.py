@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import hf_compat
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.errors import MetricsError, OverrideError, StateValueError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.trainers import QUIET, new_trainer
@@ -96,6 +97,20 @@ def test_a_loop_that_was_assigned(tmp_path):
     trainer.evaluation_loop = lambda *_, **__: None
     with pytest.raises(MetricsError, match="`evaluation_loop` returned None"):
         trainer.evaluate()
+
+
+@pytest.mark.parametrize("library", [transformers, hf_compat], ids=lambda library: library.__name__)
+def test_a_loss_that_is_no_scalar(library, tmp_path):
+    """With one element in brackets it ends the run in its own batch, however rarely losses are logged."""
+    kind = type("Brackets", (library.Trainer,), {"training_step": lambda *_, **__: torch.ones(1)})
+    trainer = new_trainer(tmp_path, kind, library=library, max_steps=3, logging_steps=3)
+    if resolve_semantics().sums_loss_in_float32:
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            trainer.train()
+        assert trainer.state.global_step == 0
+    else:
+        trainer.train()
+        assert trainer.state.log_history[0]["loss"] == 1
 
 
 @pytest.mark.parametrize("library", [transformers, hf_compat], ids=lambda library: library.__name__)

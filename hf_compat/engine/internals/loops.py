@@ -251,10 +251,10 @@ def _replace_in(callbacks: Iterable[weakref.ref[Any]], old: object, new: object)
 def refer_weakly_to(pl_trainer: pl.Trainer) -> None:
     """Have what ``pl_trainer`` consists of refer to it weakly, so that it goes with its last user.
 
-    Its module has no trainer then, as a copy of it has none. What a callback reads of it once it is gone, as progress
-    bars do, is an error that says what to keep. Contract: loops, connectors and callbacks, and what they consist of,
-    have the trainer as an attribute; each call gives callbacks the module's ``log`` and ``log_dict``, and the module
-    its trainer.
+    Its module has no trainer then, as a copy of it has none, and its profiler no module, which that of a user looks for
+    as the next trainer starts. What a callback reads of it once it is gone, as progress bars do, is an error that says
+    what to keep. Contract: loops, connectors and callbacks, and what they consist of, have the trainer as an attribute;
+    each call gives callbacks the module's ``log`` and ``log_dict``, the module its trainer, and the profiler a module.
     """
 
     def referring(objects: Iterable[object]) -> list[Any]:
@@ -277,6 +277,7 @@ def refer_weakly_to(pl_trainer: pl.Trainer) -> None:
                 vars(callback).pop(name, None)
     if module is not None and module._trainer is pl_trainer:
         module._trainer = None
+    pl_trainer.profiler._lightning_module = None
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from typing import Any, Self
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.core.optimizer import do_nothing_closure
@@ -34,6 +35,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hf_compat.data.loader import TrackedLoader
 from hf_compat.engine.internals.exceptions import StopIterationError
+from hf_compat.nested import find_batch_size
 
 _TRANSFER = "transfer_batch_to_device"
 _CURRENT = "_current_fx_name"
@@ -169,7 +171,7 @@ class TrainingLoop(_TrainingEpochLoop):
             batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = _call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
         progress.increment_ready()
-        begin_batch_of(connector, self._results, batch)
+        begin_batch_of(connector, self._results, _Samples(batch))
         return batch, index
 
     def call_training_step(self, batch: Any, index: int) -> Any:
@@ -241,6 +243,20 @@ def begin_batch_of(connector: _LoggerConnector, results: _ResultCollection, batc
     """Do what ``connector.on_batch_start`` does, which looks for ``results`` twice: they are the active loop's."""
     connector._first_loop_iter = connector._first_loop_iter is None
     results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+
+
+class _Samples:
+    """What Lightning infers the batch size of a value that is logged for the epoch from: as long as a window's samples.
+
+    Contract: it asks for the length of each tensor in a batch, once for each batch in which such a value is logged.
+    """
+
+    def __init__(self, window: Any) -> None:
+        self._window = window
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        batches = getattr(self._window, "batches", [self._window])
+        yield torch.empty(sum(find_batch_size(batch) or 1 for batch in batches), device="meta")
 
 
 def end_batch_of(connector: _LoggerConnector, results: _ResultCollection) -> bool:

@@ -105,6 +105,24 @@ def training_step_of_the_user(kit: Kit) -> None:
     train(kit, language_model(kit, subclass=Own, fields=TWO_EPOCHS))
 
 
+@scenario()
+def losses_that_are_written_to(kit: Kit) -> None:
+    """A loss that is returned may become a running sum, in which the user adds up those that follow."""
+
+    class Summing(kit.Trainer):
+        def training_step(self, *given: Any, **named: Any) -> Any:
+            loss = super().training_step(*given, **named)
+            if not hasattr(self, "summed"):
+                self.summed = loss
+            else:
+                self.summed += loss
+            return loss
+
+    trainer = plain(kit, subclass=Summing, fields={**TWO_EPOCHS, "logging_steps": 3})
+    train(kit, trainer)
+    kit.keep("summed", trainer.summed)
+
+
 @scenario(warns="averages its loss over each batch", warns_since="5.0")
 def evaluate_of_the_user(kit: Kit) -> None:
     class Evaluating(kit.Trainer):
