@@ -303,21 +303,24 @@ def _load_renamed(model: Any, file: Path) -> tuple[list[str], list[str]]:
 
 
 def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trains_on: bool) -> None:
-    """Load the adapter in ``folder``, the default one, and those in ``children``, each named like its folder."""
+    """Load the adapter in ``folder``, the default one, and those in ``children``, each named like its folder.
+
+    Those that were active stay so, also where they are several, of which transformers resumes with the first alone.
+    """
     was_training = model.training
-    active = model.active_adapters[0] if hasattr(model, "active_adapters") else model.active_adapter
-    if len(getattr(model, "active_adapters", ())) > 1:
-        logger.warning("Multiple active adapters detected: only the first, %r, is active from now on.", active)
-    own = [(folder, "default" if children else active)] if adapter_file(folder) is not None else []
+    active = list(getattr(model, "active_adapters", ())) or [model.active_adapter]
+    own = [(folder, "default" if children else active[0])] if adapter_file(folder) is not None else []
     for path, name in (*own, *((child, child.name) for child in children)):
         file = adapter_file(path)
         assert file is not None, "adapter folders hold one"
         if file.suffix == ".bin":
             load_trusted(file)  # peft is as strict, but its error would not name the file
         with _naming(file, model):
-            model.load_adapter(str(path), name, is_trainable=trains_on and name == active)
-    if children:
-        model.set_adapter(active)
+            model.load_adapter(str(path), name, is_trainable=trains_on and name in active)
+    if len(active) > 1:
+        model.base_model.set_adapter(active)  # the model's own method takes one name
+    elif children:
+        model.set_adapter(active[0])
     if trains_on:
         model.train(was_training)  # peft sets evaluation mode with each adapter that is not trainable
 

@@ -302,13 +302,30 @@ class EvaluationSession:
             logits = self._pad(logits, "logits", _LOGITS_REMEDY)
             if self._stream is None:  # otherwise they are preprocessed already
                 logits = self._preprocess(logits, labels)
+        samples = find_batch_size(inputs)
         if logits is not None:
+            self._warn_of_cut_rows(logits, "predictions", samples)
             logits = gather(logits)
             self._keep(self._predictions, logits)
         if labels is not None:
+            self._warn_of_cut_rows(labels, "labels", samples)
             labels = gather(labels)
             self._keep(self._labels, labels)
         return logits, labels, main_inputs
+
+    def _warn_of_cut_rows(self, values: Nested, part: str, samples: int | None) -> None:
+        """Warn if the last batch's ``part`` has more rows than ``samples``: only as many rows as samples are kept."""
+        state = self._trainer.accelerator.gradient_state
+        if not (samples and self.gathers_for_metrics and state.end_of_dataloader and state.remainder > 0):
+            return
+        rows = max((len(leaf) for leaf in leaves(values) if isinstance(leaf, Tensor) and leaf.dim()), default=0)
+        if rows > samples:
+            self._warn_once(
+                f"The {part} of the last batch, of {samples} samples, have {rows} rows. Like transformers, this run keeps "
+                f"the first {state.remainder} rows over all processes, as many as there are samples, and drops the rest. "
+                "Return a row for each sample from `preprocess_logits_for_metrics` and `prediction_step`, and select "
+                "tokens in `compute_metrics`."
+            )
 
     def _pad(self, values: Nested, part: str, remedy: str) -> Nested:
         """Return the ``part`` of ``prediction_step``'s result padded to one shape on all ranks."""

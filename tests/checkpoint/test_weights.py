@@ -213,6 +213,22 @@ def test_adapters(more, tmp_path):
 
 
 @PEFT_WARNINGS
+@pytest.mark.parametrize("trains_on", [True, False])
+def test_adapters_that_are_active_together(tmp_path, trains_on):
+    """Both stay active, and can be trained, so that a run resumes with the parameters that its optimizer has."""
+    model, fresh = lora("second"), lora("second")
+    for each in (model, fresh):
+        each.base_model.set_adapter(["default", "second"])
+    save_weights(model, tmp_path)
+    fresh.get_base_model().load_state_dict(model.get_base_model().state_dict(), strict=False)
+    load_weights(fresh, tmp_path, trains_on=trains_on)
+    assert_equal_weights(model, fresh)
+    assert fresh.active_adapters == ["default", "second"]
+    for name, weight in fresh.named_parameters():
+        assert weight.requires_grad == ("lora_" in name), name
+
+
+@PEFT_WARNINGS
 def test_adapter_for_evaluation(tmp_path):
     """The best adapter is loaded at the end as transformers does it: the model is in evaluation mode then."""
     model, fresh = lora(), lora()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import warnings
 
+import pytest
+import torch
+import transformers
+
+from hf_compat import Trainer, TrainingArguments
 from hf_compat.trainer import outputs
 
 # Results
@@ -29,3 +34,39 @@ def test_outputs_have_upstreams_fields(name):
     from transformers import trainer_utils
 
     assert getattr(outputs, name)._fields == getattr(trainer_utils, name)._fields
+
+
+# Rows of the last batch
+
+
+@pytest.mark.parametrize(("samples", "kept"), [(5, 13), (8, 24)])
+def test_rows_that_are_dropped_are_named(tmp_path, samples, kept):
+    """Of tokens instead of samples the last batch keeps as many as it has samples, as upstream's; a warning says so."""
+    arguments = {"output_dir": str(tmp_path), "per_device_eval_batch_size": 4, "use_cpu": True, "report_to": "none"}
+    rows = [{"values": torch.arange(3.0) + 3 * index, "labels": torch.zeros(3)} for index in range(samples)]
+    found = []
+    for classes in ((transformers.Trainer, transformers.TrainingArguments), (Trainer, TrainingArguments)):
+        trainer = classes[0](
+            Echo(),
+            classes[1](**arguments, disable_tqdm=True),
+            eval_dataset=rows,
+            preprocess_logits_for_metrics=lambda logits, labels: logits.flatten(),
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found.append(trainer.predict(rows).predictions.tolist())
+    assert found == [[float(value) for value in range(kept)]] * 2
+    said = [str(warning.message) for warning in caught if "drops the rest" in str(warning.message)]
+    assert len(said) == (kept < 3 * samples)
+    assert all("predictions of the last batch, of 1 samples, have 3 rows" in message for message in said)
+
+
+class Echo(torch.nn.Module):
+    """A model whose logits are its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, values, labels=None):
+        return {"loss": self.layer.bias.sum(), "logits": values}
