@@ -95,6 +95,21 @@ def test_parts_import_in_no_circle():
     assert set(TopologicalSorter(used).static_order()) == LAYER_OF.keys()
 
 
+def files_imported(module: Path):
+    """Yield the files that a module imports when it runs, those that its functions import too."""
+    for node in statements(ast.parse((ROOT / module).read_text()), in_functions=True):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(PREFIX):
+            folder = Path(*node.module.split(".")[1:])
+            named = {folder / f"{alias.name}.py" for alias in node.names} & set(MODULES)
+            yield from named or {folder.with_suffix(".py"), folder / "__init__.py"} & set(MODULES)
+
+
+def test_files_import_in_no_circle():
+    """No two files import each other, nor by way of others: each can be read after those that it stands on."""
+    used = {module: set(files_imported(module)) for module in MODULES}
+    assert set(TopologicalSorter(used).static_order()) == set(MODULES)
+
+
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_lightning_is_imported_by_the_engine_alone(module):
     """Only the engine and the public pieces import lightning; nobody imports transformers or accelerate at the top."""

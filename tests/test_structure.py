@@ -11,8 +11,7 @@ import pytest
 
 import hf_compat
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
-from hf_compat.arguments import FIELD_RULES
-from hf_compat.arguments.releases import OWN_FIELDS, may_be_lacking
+from hf_compat.arguments.fields import declared
 from hf_compat.tools.explain import fields_read, readers_of
 from tests.support.helpers import PlainModel
 from tests.support.paths import FACTS_FOLDER
@@ -180,6 +179,8 @@ def test_no_private_name_crosses_packages():
 
 # Who reads what
 
+FIELDS = declared(Seq2SeqTrainingArguments)
+
 BEHIND_A_FLAG = {
     ("progress.py", "count_train_tokens", "include_tokens_per_second"),
     ("trainer.py", "Trainer.__init__", "use_cache"),
@@ -193,25 +194,29 @@ def test_a_field_that_may_be_the_scripts_is_read_as_the_run_has_it():
     for module, tree in TREES.items():
         for name, function in functions_of(tree) if module.parts[0] != "arguments" else ():
             if not any(isinstance(node, ast.Name) and node.id == "effective_args" for node in ast.walk(function)):
-                found |= {(module.name, name, field) for field in fields_read(function) if may_be_lacking(field)}
-    assert {row for row in found if row[2] not in OWN_FIELDS} == BEHIND_A_FLAG
+                found |= {(module.name, name, field) for field in fields_read(function) if FIELDS[field].may_be_lacking}
+    assert {row for row in found if not FIELDS[row[2]].is_ours} == BEHIND_A_FLAG
 
 
-@pytest.mark.parametrize("rule", [rule for rule in FIELD_RULES if rule.handling == "plan"], ids=lambda rule: rule.field)
-def test_the_main_file_of_a_field_reads_it(rule):
+def fields_that_are(handling):
+    fields = [item for item in FIELDS.values() if item.effect.handling == handling]
+    return pytest.mark.parametrize("field", fields, ids=lambda field: field.name)
+
+
+@fields_that_are("plan")
+def test_the_main_file_of_a_field_reads_it(field):
     """The file that does a field's main work reads the field; in ``arguments/`` it may also set it."""
-    tree = TREES[Path(rule.target)]
+    file = field.effect.target
+    tree = TREES[Path(file)]
     sets = {attribute for _, attribute in stores(tree, {"self", "args"})}
-    in_arguments = rule.target.startswith("arguments/")
-    assert rule.field in (fields_read(tree, "self") | sets if in_arguments else fields_read(tree))
+    in_arguments = file.startswith("arguments/")
+    assert field.name in (fields_read(tree, "self") | sets if in_arguments else fields_read(tree))
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in FIELD_RULES if rule.handling == "unsupported"], ids=lambda rule: rule.field
-)
-def test_a_refused_field_is_read_nowhere(rule):
+@fields_that_are("unsupported")
+def test_a_refused_field_is_read_nowhere(field):
     """What is refused off its default has no code outside ``arguments/``."""
-    assert readers_of(rule.field) == ()
+    assert readers_of(field.name) == ()
 
 
 # The engine

@@ -15,19 +15,16 @@ from hf_compat.arguments.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.arguments.field_rules import FIELD_RULES, FieldRule
 from hf_compat.arguments.parser import HfArg, HfArgumentParser
 from hf_compat.arguments.releases import Semantics, resolve_semantics
 from hf_compat.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 
 __all__ = [
-    "FIELD_RULES",
     "AcceleratorConfig",
     "DebugOption",
     "EvaluationStrategy",
     "ExplicitEnum",
     "FSDPOption",
-    "FieldRule",
     "HPSearchBackend",
     "HfArg",
     "HfArgumentParser",

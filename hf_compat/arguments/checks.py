@@ -6,28 +6,21 @@ import copy
 import importlib
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from datetime import timedelta
-from numbers import Integral, Real
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.deepspeed import config_in_use, deepspeed_problems
-from hf_compat.arguments.field_rules import unsupported_problems
+from hf_compat.arguments.fields import declared
 from hf_compat.arguments.fsdp import fsdp_problems
 from hf_compat.arguments.parallelism import parallelism_problems, read_sequence_parallelism
-from hf_compat.arguments.problems import Problem, nearest_value
+from hf_compat.arguments.problems import Number, Problem, nearest_value
 from hf_compat.arguments.process_facts import PRECISION_VARIABLE, amp_backend, mixed_precision, uses_configured_state
 from hf_compat.arguments.releases import (
-    HALF_PRECISION_BACKENDS,
-    LOG_LEVELS,
     OLDEST_RELEASE,
-    SAMPLING_STRATEGIES,
     SINCE,
-    START_METHODS,
     Semantics,
-    defaults,
     effective_args,
     installed_release,
     resolve_semantics,
@@ -46,177 +39,55 @@ if TYPE_CHECKING:
 
 Problems = Iterator[Problem]
 
-BOUNDS: dict[str, tuple[float, float]] = {
-    "learning_rate": (0, float("inf")),
-    "adam_beta1": (0, 1),
-    "adam_beta2": (0, 1),
-    "adam_epsilon": (0, float("inf")),
-    "label_smoothing_factor": (float("-inf"), 1),
-    "weight_decay": (float("-inf"), float("inf")),
-    "warmup_steps": (0, float("inf")),
-}
-"""Field to its smallest and largest valid value."""
-
-MINIMUMS: dict[str, float] = {
-    "per_device_train_batch_size": 1,
-    "per_device_eval_batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "dataloader_num_workers": 0,
-    "torch_empty_cache_steps": 1,
-    "past_index": -math.inf,
-    "data_seed": -math.inf,
-    "fsdp_min_num_params": -math.inf,
-    "max_steps": -math.inf,
-    "save_total_limit": -math.inf,
-    "seed": -math.inf,
-}
-"""Integer field to its smallest valid value; None is valid if it is the default."""
-
-CHOICES: dict[str, tuple[str | None, ...]] = {
-    "dataloader_multiprocessing_context": (None, *START_METHODS),
-    "half_precision_backend": HALF_PRECISION_BACKENDS,
-    "include_num_input_tokens_seen": ("no", "all", "non_padding"),
-    "log_level": tuple(LOG_LEVELS),
-    "log_level_replica": tuple(LOG_LEVELS),
-    "on_save_error": ("raise", "warn"),
-    "train_sampling_strategy": SAMPLING_STRATEGIES,
-}
-_BEFORE_BALANCING = {
-    "train_sampling_strategy": tuple(each for each in SAMPLING_STRATEGIES if each != "batch_rebalance")
-}
-
-NUMBERS = (
-    *BOUNDS,
-    *MINIMUMS,
-    "ddp_timeout",
-    "eval_accumulation_steps",
-    "eval_delay",
-    "eval_steps",
-    "logging_steps",
-    "max_grad_norm",
-    "neftune_noise_alpha",
-    "num_train_epochs",
-    "preemption_timeout",
-    "save_steps",
-    "warmup_ratio",
-)
-"""Fields that must be numbers for the checks to compare them."""
-
-_MAY_BE_NONE = (
-    *("data_seed", "eval_accumulation_steps", "eval_steps", "max_grad_norm", "neftune_noise_alpha"),
-    *("preemption_timeout", "save_total_limit", "torch_empty_cache_steps", "warmup_ratio"),
-)
-NAMES: dict[str, tuple[type, ...]] = {"include_for_metrics": (Mapping, NoneType), "label_names": (Mapping, str)}
-"""Field that must be a list of names → types of collections that are no such list."""
-
-WORDS = {
-    "ddp_backend": "the name of a backend",
-    "optim_args": "'name=value,name=value'",
-    "torch_compile_backend": "the name of a backend",
-    "torch_compile_mode": "the name of a mode",
-    "metric_for_best_model": "the name of a metric",
-}
-"""Field that must be a string → its meaning."""
-
-_LONGEST = timedelta.max.total_seconds() // 1
-_LARGEST_SEED = 2**32 - 1
 _DIGITS = 6
 _RATIO_DIGITS = 10**_DIGITS  # ratios are compared as upstream does, past the rounding of floats
 _ACCUMULATION_KEYS = {"num_steps", "sync_each_batch", "sync_with_dataloader", "adjust_scheduler"}
 
 
-def _numbers(args: TrainingArguments) -> Problems:
-    for name in NUMBERS:
-        value = getattr(args, name)
-        if not isinstance(value, Real) and not (value is None and name in _MAY_BE_NONE):
-            quoted = "; write it without quotes (in YAML, 1.0e-4 rather than 1e-4)" if isinstance(value, str) else ""
-            yield Problem(name, value, f"must be a number{quoted}.", wrong_type=True)
+def _refused(args: TrainingArguments) -> Problems:
+    """Yield the problem of each field whose value is not supported."""
+    for name, item in declared(type(args)).items():
+        value, effect = getattr(args, name), item.effect
+        if effect.handling == "unsupported" and value != item.default and value not in effect.harmless:
+            yield Problem(name, value, f"{effect.target}.", unsupported=True)
 
 
-def _types(args: TrainingArguments, semantics: Semantics) -> Problems:
-    """Check fields that are neither numbers nor switches."""
-    for name, others in NAMES.items():
-        value = getattr(args, name)
-        if not isinstance(value, Collection | None) or isinstance(value, others):
-            yield Problem(name, value, "must be a list of names.", wrong_type=True)
+def _no_numbers(args: TrainingArguments) -> Problems:
+    """Yield the problem of each field that is to be a number, and is none."""
+    for name, item in declared(type(args)).items():
+        if isinstance(item.valid, Number):
+            yield from item.valid.type_problems(item, getattr(args, name))
+
+
+def _declared(args: TrainingArguments, semantics: Semantics) -> Problems:
+    """Check each field against what its declaration says is valid."""
+    for name, item in declared(type(args)).items():
+        if item.valid is not None:
+            yield from item.valid.problems(item, getattr(args, name), semantics.release)
+
+
+def _special(args: TrainingArguments, semantics: Semantics) -> Problems:
+    """Check what is valid for one field alone, or goes by release."""
     options = args.lr_scheduler_kwargs
     is_bad_json = isinstance(options, str) and options.startswith("{")  # reported when it was read
     if not (isinstance(options, Mapping | None) or is_bad_json):
         yield Problem("lr_scheduler_kwargs", options, "must be a dict, or JSON of one.", wrong_type=True)
-    may_be_empty = ("optim_args", "metric_for_best_model") if args.eval_strategy == "no" else ("optim_args",)
-    for name, meaning in WORDS.items():
-        value = getattr(args, name)
-        if not isinstance(value, str | None):
-            yield Problem(name, value, f"must be a string, {meaning}.", wrong_type=True)
-        elif value == "" and name not in may_be_empty:
-            yield Problem(name, value, f"must be {meaning}; set it, or None.")
-
-
-def _bounds(args: TrainingArguments, semantics: Semantics) -> Problems:
-    for name, (smallest, largest) in BOUNDS.items():
-        value = getattr(args, name)
-        if value is not None and not smallest <= value <= largest:
-            yield Problem(name, value, f"must be {_within(smallest, largest)}.")
-
-
-def _within(smallest: float, largest: float) -> str:
-    if math.isfinite(smallest) and math.isfinite(largest):
-        return f"between {smallest} and {largest}"
-    return f"{smallest} or more" if math.isfinite(smallest) else f"a number, {largest} or less"
-
-
-def _counts(args: TrainingArguments, semantics: Semantics) -> Problems:
-    for name, least in MINIMUMS.items():
-        value = getattr(args, name)
-        if value is not None and (not isinstance(value, Integral) or value < least):
-            bound = f", {least} or more" if math.isfinite(least) else ""
-            text = f"`{name}` must be an integer{bound}."
-            yield Problem(name, value, text, wrong_type=not isinstance(value, Integral), also=_of_number(value))
     steps = args.eval_accumulation_steps
     if steps is not None and (not isinstance(steps, Integral) or int(steps) == 0):  # of -2 every second batch, as of 2
-        text = "must be an integer other than 0, or None."
-        kind = not isinstance(steps, Integral)
-        yield Problem("eval_accumulation_steps", steps, text, wrong_type=kind, also=_of_number(steps))
-
-
-def _of_number(count: object) -> tuple[type[Exception], ...]:
-    """Return what transformers raises where it divides by ``count``."""
-    return (ZeroDivisionError,) if count == 0 else ()
-
-
-def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
-    older = {} if semantics.release >= SINCE["balances_batches"] else _BEFORE_BALANCING
-    for name, allowed in (CHOICES | older).items():
-        value = getattr(args, name)
-        if value not in allowed:
-            question = nearest_value(value, allowed)
-            choose = "Choose" if question else "choose"
-            also = (KeyError, TypeError) if name.startswith("log_level") else ()
-            yield Problem(name, value, f"{question}{choose} one of {', '.join(map(repr, allowed))}.", also=also)
+        also = (ZeroDivisionError,) if steps == 0 else ()
+        text, kind = "must be an integer other than 0, or None.", not isinstance(steps, Integral)
+        yield Problem("eval_accumulation_steps", steps, text, wrong_type=kind, also=also)
     if "tpu_metrics_debug" in args.debug:
         yield Problem("debug", "tpu_metrics_debug", "TPUs are not supported; remove it.", unsupported=True)
-
-
-def _length(args: TrainingArguments, semantics: Semantics) -> Problems:
-    if isinstance(args.seed, Integral) and not 0 <= args.seed <= _LARGEST_SEED:
-        yield Problem("seed", args.seed, f"must be between 0 and {_LARGEST_SEED}.")
     if args.max_steps < 0 and not math.isfinite(args.num_train_epochs):
         text = "must be finite; to end a run by its update steps set `max_steps`."
         yield Problem("num_train_epochs", args.num_train_epochs, text)
-    if args.preemption_timeout is not None and not args.preemption_timeout >= 0:
-        yield Problem("preemption_timeout", args.preemption_timeout, "must be a number of seconds, or None to wait.")
-    if not -_LONGEST <= args.ddp_timeout <= _LONGEST:
-        yield Problem("ddp_timeout", args.ddp_timeout, "must be a number of seconds.")
-    if args.warmup_steps == math.inf:
-        yield Problem("warmup_steps", args.warmup_steps, "must be finite.", also=(OverflowError,))
-    ratio = args.warmup_ratio
-    if ratio is not None and not 0 <= ratio <= 1:
-        yield Problem("warmup_ratio", ratio, "warmup_ratio must lie in range [0,1], a fraction of all update steps.")
-    steps = args.warmup_steps
-    if isinstance(steps, float) and not steps.is_integer() and not semantics.warmup_below_one_is_ratio:
-        yield Problem(
-            "warmup_steps", steps, "must be an integer; for a fraction of all update steps set `warmup_ratio`."
-        )
+    warmup = args.warmup_steps
+    if warmup == math.inf:
+        yield Problem("warmup_steps", warmup, "must be finite.", also=(OverflowError,))
+    if isinstance(warmup, float) and not warmup.is_integer() and not semantics.warmup_below_one_is_ratio:
+        text = "must be an integer; for a fraction of all update steps set `warmup_ratio`."
+        yield Problem("warmup_steps", warmup, text)
 
 
 def _steps(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -237,6 +108,8 @@ def _steps(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 
 def _best_model(args: TrainingArguments, semantics: Semantics) -> Problems:
+    if args.metric_for_best_model == "" and args.eval_strategy != "no":
+        yield Problem("metric_for_best_model", "", "must be the name of a metric; set it, or None.")
     if not args.load_best_model_at_end or args.save_strategy == "best":
         return
     if args.eval_strategy != args.save_strategy:
@@ -369,7 +242,7 @@ def _parallelism(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 Checks = tuple[Callable[["TrainingArguments", Semantics], Problems], ...]
 
-VALUE_CHECKS: Checks = (_types, _bounds, _counts, _choices, _length)
+VALUE_CHECKS: Checks = (_declared, _special)
 """Checks of single fields, which hold whatever the others are."""
 
 CHECKS: Checks = (
@@ -389,9 +262,11 @@ CHECKS: Checks = (
 
 def find_problems(args: TrainingArguments, semantics: Semantics, checks: Checks = CHECKS) -> list[Problem]:
     """Return all problems of resolved arguments, those that are not supported and those that ``checks`` find."""
-    found = [*unsupported_problems(args), *_numbers(args)]
+    no_numbers = list(_no_numbers(args))
+    found = [*_refused(args), *no_numbers]
     # The other checks compare numbers: use the default for a field that has none, and drop what they say of it.
-    replaced = {problem.field: defaults()[problem.field] for problem in found if problem.field in NUMBERS}
+    ours = declared(type(args))
+    replaced = {problem.field: ours[problem.field].default for problem in no_numbers}
     if replaced:
         args = copy.copy(args)
         vars(args).update(replaced)

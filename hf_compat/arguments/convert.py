@@ -6,7 +6,8 @@ import dataclasses
 import inspect
 import warnings
 
-from hf_compat.arguments.releases import defaults, keep_apart
+from hf_compat.arguments.fields import DeclaredField, declared
+from hf_compat.arguments.releases import keep_apart
 from hf_compat.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.errors import ArgumentTypesError
 
@@ -49,11 +50,12 @@ def from_transformers(args: object) -> TrainingArguments:
     kind = _kind_of(args)
     if kind is None:
         raise ArgumentTypesError([f"`args` is a {type(args).__name__}: pass a `TrainingArguments`."])
-    known = {item.name for item in dataclasses.fields(kind) if item.init}
+    ours = declared(kind)
+    known = {name for name, item in ours.items() if item.init}
     given = {name: getattr(args, name) for name in known & _fields_of_transformers(args)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers warned when ``args`` were made
-        converted = kind(**{name: value for name, value in given.items() if not _is_default(name, value)})
+        converted = kind(**{name: value for name, value in given.items() if not _is_default(ours[name], value)})
     for name, value in vars(args).items():
         if name in known - given.keys():
             keep_apart(converted, name, value)
@@ -63,6 +65,6 @@ def from_transformers(args: object) -> TrainingArguments:
     return converted
 
 
-def _is_default(name: str, value: object) -> bool:
-    default = defaults().get(name)
+def _is_default(field: DeclaredField, value: object) -> bool:
+    default = field.default_value
     return value is default or (type(value) is type(default) and value == default)

@@ -1,22 +1,181 @@
-"""The fields of ``TrainingArguments``: how they are declared, their defaults, and their old names."""
+"""The fields of ``TrainingArguments``: how they are declared, and their old names."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
-from dataclasses import Field, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from packaging.version import Version
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.enums import FSDPOption
+from hf_compat.arguments.enums import ExplicitEnum, FSDPOption
 from hf_compat.arguments.parser import LibraryField
-from hf_compat.arguments.releases import SINCE, Semantics, defaults, effective_args
+from hf_compat.arguments.problems import OneOf, ValidValues
+from hf_compat.arguments.releases import SINCE, Semantics, effective_args
 from hf_compat.errors import HFCompatWarning
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
+
+# How a field is declared: default, help, valid values, releases, and what becomes of it.
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What becomes of the value of a field."""
+
+    handling: Literal["trainer", "plan", "script", "alias", "unsupported"]
+    """A keyword of ``lightning.Trainer``; used by hf_compat; only read by scripts; an old name; or not supported."""
+    target: str
+    """The keyword; the file that does the main work; who reads it; the new name; or the reason and the remedy."""
+    sentence: str
+    """The effect, or why it is not supported and what to do."""
+    harmless: tuple[Any, ...] = ()
+    """Values besides the default that have no effect, so are accepted."""
+
+
+class DeclaredField(LibraryField):
+    """A field of the library's arguments, which says all there is to say of it."""
+
+    __slots__ = ("effect", "enum", "valid")
+
+    effect: Effect
+    """What becomes of its value; set by the method that follows ``option``."""
+    enum: type[ExplicitEnum] | None
+    """The enum to which its value is converted."""
+    valid: ValidValues | None
+    """The values that are valid, whatever the other fields are; None for any."""
+
+    @property
+    def default_value(self) -> object:
+        """Its default, a new one if that is a list; a subclass may have another one."""
+        return self.default if self.default_factory is MISSING else self.default_factory()
+
+    def passed_on(self, keyword: str, effect: str) -> Self:
+        """Declare that ``lightning.Trainer`` gets it as ``keyword``, and its effect in a sentence."""
+        self.effect = Effect("trainer", keyword, effect)
+        return self
+
+    def done_in(self, file: str, effect: str) -> Self:
+        """Declare that ``file``, by its path in the package, does the main work, and its effect in a sentence."""
+        self.effect = Effect("plan", file, effect)
+        return self
+
+    def left_to_scripts(self, effect: str = "Only read by scripts; the Trainer does not use it.") -> Self:
+        """Declare that the Trainer does not use it, and who does."""
+        self.effect = Effect("script", "scripts", effect)
+        return self
+
+    def renamed(self, new: str, effect: str | None = None) -> Self:
+        """Declare it the old name of the field ``new``, or what it sets there."""
+        self.effect = Effect("alias", new, effect or f"Old name of `{new}`.")
+        return self
+
+    def refused(self, reason: str, harmless: tuple[Any, ...] = ()) -> Self:
+        """Declare that it is not supported, off its default and ``harmless`` values; with reason and remedy."""
+        self.effect = Effect("unsupported", reason, f"{reason[0].upper()}{reason[1:]}.", harmless)
+        return self
+
+
+_PARAMETERS = tuple(inspect.signature(Field).parameters)
+"""What a field is made of, each also the name of its attribute; the installed Python decides."""
+
+
+def option(
+    default: object,
+    text: str = "",
+    valid: ValidValues | None = None,
+    *,
+    enum: type[ExplicitEnum] | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    ours: bool = False,
+    shown: bool = True,
+    internal: bool = False,
+    **parser: object,
+) -> Any:
+    """Return a dataclass field with help for the command line; a method of it, called at once, declares its effect.
+
+    Args:
+        default: Its default; a list stands for a new empty one.
+        text: Its help text.
+        valid: The values that are valid, whatever the other fields are; a parser gets those of ``OneOf``.
+        enum: The enum to which its value is converted.
+        since: The first release of transformers with it, if 4.57 has none.
+        until: The first release of transformers without it, 4.57 or newer.
+        ours: Whether no release has it.
+        shown: Whether its value appears in ``repr``.
+        internal: Whether it is no argument, but an attribute that counts in no text and no comparison.
+        **parser: Additional keywords for argparse.
+    """
+    made: Any = {"default_factory": list} if isinstance(default, list) else {"default": default}
+    if internal:
+        found = _of_the_library(**made, init=False, repr=False, compare=False)
+    else:
+        choices = {"choices": list(valid.values)} if isinstance(valid, OneOf) and valid.on_command_line else {}
+        found = _of_the_library(**made, repr=shown, metadata={"help": text, **choices, **parser})
+    found.valid, found.enum, found.is_ours = valid, enum, ours
+    found.since, found.until = (None if release is None else Version(release) for release in (since, until))
+    return found
+
+
+def _of_the_library(**given: Any) -> DeclaredField:
+    """Return the field that ``dataclasses.field`` makes of ``given``, of the library's own class."""
+    plain: Any = field(**given)
+    return DeclaredField(**{name: getattr(plain, name) for name in _PARAMETERS})
+
+
+# A field accepts more types than it has after ``__post_init__``: a JSON string becomes a dict, a name a list, and a
+# missing folder its default. Command-line parsers read the accepted types from the annotations at run time.
+if TYPE_CHECKING:
+    Config = Any
+    Folder = str
+    Fsdp = bool | str | list[FSDPOption] | None
+    Listed = Any
+    Settings = Any
+else:
+    Config = dict | str | None
+    Folder = str | None
+    Fsdp = str | None
+    Listed = None | str | list[str]
+    Settings = dict[str, Any] | str | None
+
+
+def declared(kind: type[Any]) -> Mapping[str, DeclaredField]:
+    """Return the library's fields by name, in the order of declaration.
+
+    Args:
+        kind: A class of the library's arguments, or a script's that derives from one and may declare some anew.
+    """
+    return _declared(next(base for base in inspect.getmro(kind) if _is_of_the_library(base)))
+
+
+@cache
+def _declared(kind: type[Any]) -> Mapping[str, DeclaredField]:
+    found = cast(tuple[DeclaredField, ...], fields(kind))
+    return MappingProxyType({item.name: item for item in found})
+
+
+def _is_of_the_library(kind: type[Any]) -> bool:
+    return kind.__module__.startswith("hf_compat.")
+
+
+def fields_of_the_script(kind: type[Any], release: Version) -> Mapping[str, object]:
+    """Return the fields of ours that ``release`` lacks and a class of the script, ``kind`` or a base, declares.
+
+    With our default of each.
+    """
+    bases = (base for base in inspect.getmro(kind) if not _is_of_the_library(base))
+    names = {name for base in bases for name in inspect.get_annotations(base)}
+    ours = {name: item for name, item in declared(kind).items() if name in names and not item.is_ours}
+    return {name: item.default_value for name, item in ours.items() if not item.is_of(release)}
+
 
 # Old names of fields, which set the new ones. They work with the semantics of every release.
 
@@ -132,13 +291,14 @@ def _warn_of_loser(args: TrainingArguments, loser: str, winner: str) -> None:
 
 def apply_aliases(args: TrainingArguments) -> None:
     """Apply ``ALIASES``; an old name overrides the new one, as upstream, and a warning says so if that is set too."""
+    ours = declared(type(args))
     for alias in ALIASES:
         value = getattr(args, alias.old)
         if alias.is_given(value):
             if alias.warns:
                 _warn(alias.old, alias.new)
             newer = alias.convert(args, value)
-            if not alias.may_differ and getattr(args, alias.new) not in (defaults()[alias.new], newer):
+            if not alias.may_differ and getattr(args, alias.new) not in (ours[alias.new].default_value, newer):
                 _warn_of_loser(args, alias.new, alias.old)
             setattr(args, alias.new, newer)
 
@@ -200,48 +360,3 @@ def apply_warmup_ratio(args: TrainingArguments, semantics: Semantics) -> None:
             "is one update step, and so does this run. Set `warmup_steps` only, or `semantics='corrected'`."
         )
         warnings.warn(text, HFCompatWarning, stacklevel=6)
-
-
-# Declaration of the fields of `TrainingArguments`.
-
-
-# A field accepts more types than it has after ``__post_init__``: a JSON string becomes a dict, a name a list, and a
-# missing folder its default. Command-line parsers read the accepted types from the annotations at run time.
-if TYPE_CHECKING:
-    Config = Any
-    Folder = str
-    Fsdp = bool | str | list[FSDPOption] | None
-    Listed = Any
-    Settings = Any
-else:
-    Config = dict | str | None
-    Folder = str | None
-    Fsdp = str | None
-    Listed = None | str | list[str]
-    Settings = dict[str, Any] | str | None
-
-_PARAMETERS = tuple(inspect.signature(Field).parameters)
-"""What a field is made of, each also the name of its attribute; the installed Python decides."""
-
-
-def option(default: object, text: str, *, shown: bool = True, **parser: object) -> Any:
-    """Return a dataclass field with help for the command line.
-
-    Args:
-        default: Its default.
-        text: Its help text.
-        shown: Whether its value appears in ``repr``.
-        **parser: Additional keywords for argparse.
-    """
-    return _of_the_library(default=default, repr=shown, metadata={"help": text, **parser})
-
-
-def listing(text: str) -> Any:
-    """Return a dataclass field whose default is an empty list."""
-    return _of_the_library(default_factory=list, metadata={"help": text})
-
-
-def _of_the_library(**given: Any) -> Any:
-    """Return the field that ``dataclasses.field`` makes of ``given``, of the library's own class."""
-    plain: Any = field(**given)
-    return LibraryField(**{name: getattr(plain, name) for name in _PARAMETERS})

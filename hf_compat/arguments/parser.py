@@ -15,8 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from packaging.version import Version
+
 from hf_compat.arguments.problems import nearest_names
-from hf_compat.arguments.releases import is_field_of, may_be_lacking, resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.errors import ParserError, UnresolvedTypesError
 
 # The argparse keywords for a dataclass field, by its type.
@@ -181,7 +183,14 @@ class LibraryField(dataclasses.Field):  # type: ignore[type-arg]
     ``init``; the reader is found on the stack. For all others ``init`` is what it was declared as.
     """
 
-    __slots__ = ()
+    __slots__ = ("is_ours", "since", "until")
+
+    is_ours: bool
+    """Whether no release of transformers has it."""
+    since: Version | None
+    """The first release with it, of those that have been followed; None if 4.57 has it."""
+    until: Version | None
+    """The first release without it; 4.57 if that has never had it."""
 
     @property
     def init(self) -> bool:
@@ -191,6 +200,17 @@ class LibraryField(dataclasses.Field):  # type: ignore[type-arg]
     @init.setter
     def init(self, value: bool) -> None:
         _INIT.__set__(self, value)
+
+    @property
+    def may_be_lacking(self) -> bool:
+        """Whether some release lacks it."""
+        return self.is_ours or self.since is not None or self.until is not None
+
+    def is_of(self, release: Version) -> bool:
+        """Return whether ``release``, or 4.57 if it is older, has it."""
+        if self.is_ours or (self.since is not None and release < self.since):
+            return False
+        return self.until is None or release < self.until
 
 
 def _kinds_of_the_parser(frame: FrameType | None) -> list[type[Any]]:
@@ -206,10 +226,10 @@ def _kinds_of_the_parser(frame: FrameType | None) -> list[type[Any]]:
 
 def gives_way(field: dataclasses.Field[Any], kinds: Iterable[type[Any]]) -> bool:
     """Return whether ``field`` is the library's, the release lacks it, and another of the dataclasses has its name."""
-    if not isinstance(field, LibraryField) or not may_be_lacking(field.name):
+    if not isinstance(field, LibraryField) or not field.may_be_lacking:
         return False
     is_taken = any(field.name in _names_of_options(other) for kind in kinds for other in dataclasses.fields(kind))
-    return is_taken and not is_field_of(field.name, resolve_semantics().release)
+    return is_taken and not field.is_of(resolve_semantics().release)
 
 
 def init_fields(kind: type[Any], kinds: Iterable[type[Any]]) -> Iterator[dataclasses.Field[Any]]:

@@ -1,13 +1,17 @@
-"""Problems of one ``TrainingArguments``, raised in one error, and what an unknown name is near to."""
+"""Problems of one ``TrainingArguments``, raised in one error: values that are not valid, and names that are unknown."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field
 from enum import Enum
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, Protocol
+
+from packaging.version import Version
 
 from hf_compat.errors import ArgumentsError, ArgumentTypesError, UnknownArgumentError, UnsupportedArgumentsError
 from hf_compat.masking import masked_text
@@ -158,3 +162,117 @@ def refuse_unknown(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         known = {name: value for name, value in kwargs.items() if name in parameters}
         sentences = [_sentence(kind, name, parameters) for name in unknown]
         raise UnknownArgumentError("\n  ".join([*sentences, *_further_problems(kind, args, known)]))
+
+
+# The values of a field that are valid, whatever the other fields are. None is valid where it is the default.
+
+
+class ValidValues(Protocol):
+    """Says which values of a field are valid."""
+
+    def problems(self, item: Field[Any], value: Any, release: Version) -> Iterator[Problem]:
+        """Yield the problem of the field ``item``, if ``value`` is not valid in ``release``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number; of one with a bound, NaN is not valid."""
+
+    least: float | None = None
+    most: float | None = None
+    text: str | None = None
+    """What is said of a number out of bounds, instead of the bounds."""
+    takes_none: bool = False
+    """Whether None is valid off the default too."""
+
+    def type_problems(self, item: Field[Any], value: object) -> Iterator[Problem]:
+        """Yield the problem of a ``value`` that no other check can compare with a number."""
+        is_none = value is None and (self.takes_none or item.default is None)
+        if not (isinstance(value, Real) or is_none):
+            quoted = "; write it without quotes (in YAML, 1.0e-4 rather than 1e-4)" if isinstance(value, str) else ""
+            yield Problem(item.name, value, f"must be a number{quoted}.", wrong_type=True)
+
+    def problems(self, item: Field[Any], value: Any, release: Version) -> Iterator[Problem]:
+        """Yield the problem of a number out of bounds."""
+        smallest, largest = _limits(self.least, self.most)
+        has_bounds = self.least is not None or self.most is not None
+        if has_bounds and value is not None and not smallest <= value <= largest:
+            yield Problem(item.name, value, self.text or f"must be {_within(smallest, largest)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Integer(Number):
+    """A whole number."""
+
+    def problems(self, item: Field[Any], value: Any, release: Version) -> Iterator[Problem]:
+        """Yield the problem of a number that is not whole, or out of bounds."""
+        smallest, largest = _limits(self.least, self.most)
+        is_whole = isinstance(value, Integral)
+        if value is None or (is_whole and smallest <= value <= largest):
+            return
+        also = (ZeroDivisionError,) if value == 0 else ()  # transformers divides by it
+        bound = f", {self.least} or more" if self.least is not None and self.most is None else ""
+        is_outside = is_whole and self.most is not None
+        text = f"must be {_within(smallest, largest)}." if is_outside else f"`{item.name}` must be an integer{bound}."
+        yield Problem(item.name, value, text, wrong_type=not is_whole, also=also)
+
+
+def _limits(least: float | None, most: float | None) -> tuple[float, float]:
+    return -math.inf if least is None else least, math.inf if most is None else most
+
+
+def _within(smallest: float, largest: float) -> str:
+    if math.isfinite(smallest) and math.isfinite(largest):
+        return f"between {smallest} and {largest}"
+    return f"{smallest} or more" if math.isfinite(smallest) else f"a number, {largest} or less"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of a few values."""
+
+    values: tuple[str, ...]
+    since: Mapping[str, str] = field(default_factory=dict)
+    """Value to the first release of transformers with it, of those that 4.57 does not have."""
+    also: tuple[type[Exception], ...] = ()
+    """What transformers raises for another value."""
+    on_command_line: bool = True
+    """Whether parsers refuse another value."""
+
+    def problems(self, item: Field[Any], value: Any, release: Version) -> Iterator[Problem]:
+        """Yield the problem of any other value, with the nearest one."""
+        older = {each for each, first in self.since.items() if release < Version(first)}
+        allowed = [*([None] if item.default is None else []), *(each for each in self.values if each not in older)]
+        if value not in allowed:
+            question = nearest_value(value, allowed)
+            choose = "Choose" if question else "choose"
+            text = f"{question}{choose} one of {', '.join(map(repr, allowed))}."
+            yield Problem(item.name, value, text, also=self.also)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A string, or None."""
+
+    meaning: str
+    may_be_empty: bool = False
+
+    def problems(self, item: Field[Any], value: Any, release: Version) -> Iterator[Problem]:
+        """Yield the problem of what is no string, or an empty one."""
+        if not isinstance(value, str | None):
+            yield Problem(item.name, value, f"must be a string, {self.meaning}.", wrong_type=True)
+        elif value == "" and not self.may_be_empty:
+            yield Problem(item.name, value, f"must be {self.meaning}; set it, or None.")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A list of names."""
+
+    excluded: tuple[type, ...]
+    """Types of collections that are no such list."""
+
+    def problems(self, item: Field[Any], value: Any, release: Version) -> Iterator[Problem]:
+        """Yield the problem of what is no list of names."""
+        if not isinstance(value, Collection | None) or isinstance(value, self.excluded):
+            yield Problem(item.name, value, "must be a list of names.", wrong_type=True)

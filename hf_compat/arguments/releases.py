@@ -1,10 +1,8 @@
-"""Releases of transformers: their fields, defaults and behaviours, and which of them a run reproduces."""
+"""Releases of transformers: their behaviours, and which of them a run reproduces."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import inspect
 import math
 import os
 import warnings
@@ -13,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import metadata
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
@@ -249,88 +246,6 @@ def resolve_semantics(requested: str | None = None) -> Semantics:
     return Semantics(release=release, corrected=corrected, **flags)
 
 
-# The fields of `TrainingArguments` in each transformers release; ours have those of all releases.
-
-
-OWN_FIELDS = frozenset({"on_save_error", "preemption_timeout", "save_async", "semantics"})
-"""Fields that no release has."""
-
-ADDED: dict[str, tuple[str, ...]] = {
-    "5.0": ("enable_jit_checkpoint", "use_cache"),
-    "5.2": ("train_sampling_strategy",),
-    "5.6": ("ddp_static_graph", "trackio_bucket_id", "trackio_static_space_id"),
-    "5.15": ("dataloader_in_order", "dataloader_multiprocessing_context"),
-    "5.23": ("activation_checkpointing", "activation_checkpointing_kwargs"),
-}
-"""Release to the fields that it is the first to have; fields that 4.57 has are in none."""
-
-DROPPED: dict[str, tuple[str, ...]] = {
-    "4.57": (
-        "dispatch_batches",
-        "evaluation_strategy",
-        "sharded_ddp",
-        "split_batches",
-        "tp_size",
-        "use_ipex",
-        "xpu_backend",
-    ),
-    "5.0": (
-        "_n_gpu",
-        "adafactor",
-        "fp16_backend",
-        "fp16_opt_level",
-        "fsdp_min_num_params",
-        "fsdp_transformer_layer_cls_to_wrap",
-        "half_precision_backend",
-        "include_inputs_for_metrics",
-        "include_tokens_per_second",
-        "jit_mode_eval",
-        "mp_parameters",
-        "no_cuda",
-        "overwrite_output_dir",
-        "past_index",
-        "per_gpu_eval_batch_size",
-        "per_gpu_train_batch_size",
-        "push_to_hub_model_id",
-        "push_to_hub_organization",
-        "push_to_hub_token",
-        "ray_scope",
-        "save_safetensors",
-        "torchdynamo",
-        "tpu_metrics_debug",
-        "tpu_num_cores",
-        "use_legacy_prediction_loop",
-        "use_mps_device",
-    ),
-    "5.2": ("group_by_length",),
-    "5.15": ("logging_dir", "warmup_ratio"),
-}
-"""Release to the fields that it is the first to lack; of releases before 4.57 that is 4.57."""
-
-_SINCE = {name: Version(release) for release, names in ADDED.items() for name in names}
-_UNTIL = {name: Version(release) for release, names in DROPPED.items() for name in names}
-
-
-def may_be_lacking(name: str) -> bool:
-    """Return whether some release lacks the field ``name`` of our ``TrainingArguments``."""
-    return name in OWN_FIELDS or name in _SINCE or name in _UNTIL
-
-
-def is_field_of(name: str, release: Version) -> bool:
-    """Return whether ``release``, or 4.57 if it is older, has the field ``name`` of our ``TrainingArguments``."""
-    if name in OWN_FIELDS or release < _SINCE.get(name, release):
-        return False
-    return name not in _UNTIL or release < _UNTIL[name]
-
-
-# The defaults of the fields of `TrainingArguments`, and the values of those that have few.
-
-
-DDP_BACKENDS = ("nccl", "gloo", "mpi", "ccl", "xccl", "hccl", "cncl", "mccl")
-HALF_PRECISION_BACKENDS = ("auto", "cuda_amp", "apex", "cpu_amp")
-SAMPLING_STRATEGIES = ("random", "sequential", "group_by_length", "batch_rebalance")
-START_METHODS = ("fork", "spawn", "forkserver")
-
 LOG_LEVELS: dict[str, int] = {
     "detail": 10,
     "debug": 10,
@@ -343,19 +258,6 @@ LOG_LEVELS: dict[str, int] = {
 """Name to level of ``logging``; -1 does not change the level."""
 
 
-@cache
-def defaults() -> Mapping[str, object]:
-    """Return the default of each field of ``TrainingArguments``; a subclass may have another one."""
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
-
-    return MappingProxyType(
-        {
-            item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-            for item in dataclasses.fields(TrainingArguments)
-        }
-    )
-
-
 # Fields that a script's subclass of `TrainingArguments` declares anew, because its transformers release has none.
 #
 # Such a field is the script's, not an old name of ours: its value is left alone, and the run uses ours at its default.
@@ -365,33 +267,26 @@ _STORE = "_values_for_run"
 """Attribute with the run's value of each field that is the script's."""
 
 
-def fields_of_the_script(kind: type[TrainingArguments], release: Version) -> frozenset[str]:
-    """Return the fields of ours that ``release`` lacks and a class of the script, ``kind`` or a base, declares."""
-    declared = {
-        name
-        for base in inspect.getmro(kind)
-        if not base.__module__.startswith("hf_compat.")
-        for name in inspect.get_annotations(base)
-    }
-    return frozenset(name for name in declared & defaults().keys() - OWN_FIELDS if not is_field_of(name, release))
-
-
 @contextmanager
-def script_values_aside(args: TrainingArguments, release: Version) -> Iterator[None]:
+def script_values_aside(args: TrainingArguments, of_the_script: Mapping[str, object]) -> Iterator[None]:
     """In the block ``args`` have the run's values of the fields that are the script's.
 
     Afterwards the script's values are back, and the run's are kept for :func:`effective_args`.
+
+    Args:
+        args: The arguments.
+        of_the_script: Those fields, with the value that a run has at first.
     """
-    names = fields_of_the_script(type(args), release) | vars(args).get(_STORE, {}).keys()
-    if not names:
+    ours = {**of_the_script, **vars(args).get(_STORE, {})}
+    if not ours:
         yield
         return
-    theirs = {name: getattr(args, name) for name in names}
-    vars(args).update({name: vars(args).get(_STORE, {}).get(name, defaults()[name]) for name in names})
+    theirs = {name: getattr(args, name) for name in ours}
+    vars(args).update(ours)
     try:
         yield
     finally:
-        vars(args)[_STORE] = {name: getattr(args, name) for name in names}
+        vars(args)[_STORE] = {name: getattr(args, name) for name in ours}
         vars(args).update(theirs)
 
 
@@ -419,7 +314,6 @@ def effective_args(args: TrainingArguments) -> TrainingArguments:
 _FUSED_ADAMW_IS_DEFAULT = (2, 8)
 
 SINCE: dict[str, Version] = {
-    "balances_batches": Version("5.17"),
     "drops_logging_dir": Version("5.0"),
     "drops_warmup_ratio": Version("5.0"),
     "drops_sigopt": Version("5.0"),

@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.checks import tracker_names, with_job_tracker
 from hf_compat.arguments.derived import default_event_folder, evaluates
-from hf_compat.arguments.enums import (
-    DebugOption,
-    ExplicitEnum,
-    HubStrategy,
-    IntervalStrategy,
-    OptimizerNames,
-    SaveStrategy,
-    SchedulerType,
+from hf_compat.arguments.enums import DebugOption, OptimizerNames
+from hf_compat.arguments.fields import (
+    apply_aliases,
+    apply_checkpointing_alias,
+    apply_tokens_alias,
+    apply_warmup_ratio,
+    declared,
 )
-from hf_compat.arguments.fields import apply_aliases, apply_checkpointing_alias, apply_tokens_alias, apply_warmup_ratio
 from hf_compat.arguments.fsdp import resolve_fsdp
 from hf_compat.arguments.problems import Problem, nearest_value
 from hf_compat.arguments.releases import SINCE, Semantics, resolve_semantics, semantics_problem
@@ -40,14 +38,6 @@ logger = logging.getLogger(__name__)
 
 Problems = Iterator[Problem]
 
-ENUMS: dict[str, type[ExplicitEnum]] = {
-    "eval_strategy": IntervalStrategy,
-    "logging_strategy": IntervalStrategy,
-    "save_strategy": SaveStrategy,
-    "hub_strategy": HubStrategy,
-    "lr_scheduler_type": SchedulerType,
-    "optim": OptimizerNames,
-}
 _METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 
 
@@ -111,8 +101,10 @@ def _switches(args: TrainingArguments, semantics: Semantics) -> None:
 
 
 def _enums(args: TrainingArguments, semantics: Semantics) -> Problems:
-    for name, kind in ENUMS.items():
-        value = getattr(args, name)
+    for name, item in declared(type(args)).items():
+        kind, value = item.enum, getattr(args, name)
+        if kind is None:
+            continue
         try:
             setattr(args, name, kind(value))
         except ValueError as error:

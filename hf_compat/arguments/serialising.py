@@ -9,8 +9,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.fields import ALIASES
-from hf_compat.arguments.releases import OWN_FIELDS, defaults, effective_args, fields_of_the_script, is_field_of
+from hf_compat.arguments.fields import ALIASES, declared, fields_of_the_script
+from hf_compat.arguments.releases import effective_args
 from hf_compat.arguments.resolving import semantics_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _with_named_dtypes(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _is_set(args: TrainingArguments, name: str) -> bool:
     """Return whether a field that the release lacks is off its default, but not because another field is."""
-    if name in _FOLLOWING or getattr(args, name) == defaults()[name]:
+    if name in _FOLLOWING or getattr(args, name) == declared(type(args))[name].default_value:
         return False
     return not any(alias.new == name and _is_set(args, alias.old) for alias in ALIASES)
 
@@ -68,12 +68,9 @@ def _is_set(args: TrainingArguments, name: str) -> bool:
 def _shown_fields(args: TrainingArguments) -> list[Field[Any]]:
     """Return the fields of the release that is followed, ours, those of a subclass, and others that are set."""
     release = semantics_of(args)[0].release  # of unknown semantics too: an error may show its arguments
-    always = OWN_FIELDS | fields_of_the_script(type(args), release)
-    return [
-        item
-        for item in fields(args)
-        if item.name in always or is_field_of(item.name, release) or _is_set(args, item.name)
-    ]
+    lacking = {name for name, item in declared(type(args)).items() if not (item.is_ours or item.is_of(release))}
+    lacking -= fields_of_the_script(type(args), release).keys()
+    return [item for item in fields(args) if item.name not in lacking or _is_set(args, item.name)]
 
 
 def plain_fields(args: TrainingArguments) -> dict[str, Any]:

@@ -1,20 +1,25 @@
 """``TrainingArguments``: the configuration of a run, with every field since transformers 4.31.
 
 The class is upstream's contract: its fields, properties and methods. What they do is in the modules beside this one.
+Of a field `option` says default, help, what is valid, and which releases have it if not all do; the method called on it
+what becomes of its value, and the effect in a sentence.
 """
 
 # No postponed annotations: parsers read the types of the fields at run time.
-# ruff: noqa: RUF009  (option and listing return dataclass fields, which the rule cannot see)
+# ruff: noqa: RUF009  (option returns a dataclass field, which the rule cannot see)
 
 import json
+import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from hf_compat.arguments import process_facts, serialising
+from hf_compat.arguments import process_facts, serialising, setters
 from hf_compat.arguments.checks import find_problems
 from hf_compat.arguments.deepspeed import partition_from_now_on, use_deepspeed
 from hf_compat.arguments.enums import (
@@ -26,40 +31,28 @@ from hf_compat.arguments.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.arguments.fields import Config, Folder, Fsdp, Listed, Settings, listing, option
+from hf_compat.arguments.fields import Config, Folder, Fsdp, Listed, Settings, fields_of_the_script, option
 from hf_compat.arguments.fsdp import prepare_loading
-from hf_compat.arguments.problems import InitSignature, raise_all, refuse_unknown
+from hf_compat.arguments.problems import InitSignature, Integer, Names, Number, OneOf, Word, raise_all, refuse_unknown
 from hf_compat.arguments.process_facts import allow_tf32, mixed_precision
 from hf_compat.arguments.releases import (
-    DDP_BACKENDS,
-    HALF_PRECISION_BACKENDS,
     LOG_LEVELS,
-    SAMPLING_STRATEGIES,
     SINCE,
-    START_METHODS,
     default_optimizer,
     resolve_semantics,
     script_values_aside,
     warmup_update_steps,
 )
 from hf_compat.arguments.resolving import resolve, semantics_of
-from hf_compat.arguments.setters import (
-    EVALUATION,
-    HUB,
-    LOADERS,
-    LOGGING,
-    OPTIMIZER,
-    SAVING,
-    SCHEDULE,
-    TESTING,
-    TRAINING,
-    set_fields,
-)
 from hf_compat.distributed.launch import Launch
 from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
     import torch
+
+_LEVEL = OneOf(tuple(LOG_LEVELS), also=(KeyError, TypeError))
+_LONGEST = timedelta.max.total_seconds() // 1
+_MIXED_PRECISION = ("auto", "cuda_amp", "apex", "cpu_amp")
 
 
 @dataclass
@@ -94,203 +87,527 @@ class TrainingArguments(metaclass=CountsCounterparts):
 
     # ---- training ----
 
-    output_dir: Folder = option(None, "Folder for checkpoints and saved models. Default: trainer_output.")
-    per_device_train_batch_size: int = option(8, "Samples per device in a training batch.")
-    num_train_epochs: float = option(3.0, "Number of epochs; may be a fraction.")
-    max_steps: int = option(-1, "Update steps of the run; if positive it overrides num_train_epochs.")
-    learning_rate: float = option(5e-5, "Peak learning rate, reached after warmup.")
-    lr_scheduler_type: SchedulerType | str = option("linear", "Learning-rate schedule.")
-    lr_scheduler_kwargs: Config = option(None, "Keyword arguments of the schedule, as a dict or JSON.")
-    warmup_steps: float = option(0, "Update steps of warmup; below 1 a fraction of all update steps.")
-    optim: OptimizerNames | str = option(default_optim, "Optimizer.")
-    optim_args: str | None = option(None, "Additional arguments of the optimizer, as 'name=value,name=value'.")
-    weight_decay: float = option(0.0, "Weight decay of all parameters except biases and norms.")
-    adam_beta1: float = option(0.9, "beta1 of Adam and its variants.")
-    adam_beta2: float = option(0.999, "beta2 of Adam and its variants.")
-    adam_epsilon: float = option(1e-8, "Epsilon of Adam and its variants.")
-    optim_target_modules: Listed = option(None, "Modules that GaLore and APOLLO optimize.")
-    gradient_accumulation_steps: int = option(1, "Batches per update step.")
-    average_tokens_across_devices: bool = option(True, "Count the tokens of an update step over all devices.")
-    max_grad_norm: float = option(1.0, "Maximum gradient norm for clipping; 0 turns clipping off.")
-    label_smoothing_factor: float = option(0.0, "Label smoothing, 0 to 1; 0 turns it off.")
+    output_dir: Folder = option(None, "Folder for checkpoints and saved models. Default: trainer_output.").passed_on(
+        "default_root_dir", "Lightning's root folder; checkpoints are saved in it as `checkpoint-<update step>`."
+    )
+    per_device_train_batch_size: int = option(8, "Samples per device in a training batch.", Integer(1)).done_in(
+        "arguments/training_arguments.py", "Batch size of the training data loader, per device."
+    )
+    num_train_epochs: float = option(3.0, "Number of epochs; may be a fraction.", Number()).passed_on(
+        "max_epochs", "Number of epochs; with a fraction, training stops within the last epoch."
+    )
+    max_steps: int = option(
+        -1, "Update steps of the run; if positive it overrides num_train_epochs.", Integer()
+    ).passed_on("max_steps", "Lightning's limit of update steps, its global steps.")
+    learning_rate: float = option(5e-5, "Peak learning rate, reached after warmup.", Number(0)).done_in(
+        "optim/optimizers.py", "`lr` of the optimizer, scaled by the learning-rate schedule."
+    )
+    lr_scheduler_type: SchedulerType | str = option("linear", "Learning-rate schedule.", enum=SchedulerType).done_in(
+        "trainer/optimization.py", "The learning-rate schedule, stepped after each update step or each evaluation."
+    )
+    lr_scheduler_kwargs: Config = option(None, "Keyword arguments of the schedule, as a dict or JSON.").done_in(
+        "trainer/optimization.py", "Keyword arguments of the learning-rate schedule."
+    )
+    warmup_steps: float = option(
+        0, "Update steps of warmup; below 1 a fraction of all update steps.", Number(0)
+    ).done_in("arguments/releases.py", "Update steps of warmup in the learning-rate schedule.")
+    optim: OptimizerNames | str = option(default_optim, "Optimizer.", enum=OptimizerNames).done_in(
+        "optim/optimizers.py", "The optimizer: from torch, from hf_compat or from an optional package."
+    )
+    optim_args: str | None = option(
+        None,
+        "Additional arguments of the optimizer, as 'name=value,name=value'.",
+        Word("'name=value,name=value'", may_be_empty=True),
+    ).done_in("optim/optimizers.py", "Additional keyword arguments of optimizers that take them.")
+    weight_decay: float = option(
+        0.0, "Weight decay of all parameters except biases and norms.", Number(most=math.inf)
+    ).done_in("trainer/optimization.py", "`weight_decay` of all parameters except biases and norms.")
+    adam_beta1: float = option(0.9, "beta1 of Adam and its variants.", Number(0, 1)).done_in(
+        "optim/optimizers.py", "The first of the `betas` of Adam and its variants."
+    )
+    adam_beta2: float = option(0.999, "beta2 of Adam and its variants.", Number(0, 1)).done_in(
+        "optim/optimizers.py", "The second of the `betas` of Adam and its variants."
+    )
+    adam_epsilon: float = option(1e-8, "Epsilon of Adam and its variants.", Number(0)).done_in(
+        "optim/optimizers.py", "`eps` of Adam and its variants."
+    )
+    optim_target_modules: Listed = option(None, "Modules that GaLore and APOLLO optimize.").done_in(
+        "optim/optimizers.py", "The modules whose gradients GaLore or APOLLO project."
+    )
+    gradient_accumulation_steps: int = option(1, "Batches per update step.", Integer(1)).done_in(
+        "plan/plan.py", "Batches per update step; together they are one Lightning batch."
+    )
+    average_tokens_across_devices: bool = option(True, "Count the tokens of an update step over all devices.").done_in(
+        "trainer/loss.py", "The tokens of an update step are counted over all ranks."
+    )
+    max_grad_norm: float = option(
+        1.0, "Maximum gradient norm for clipping; 0 turns clipping off.", Number(takes_none=True)
+    ).done_in("trainer/optimization.py", "The norm to which gradients are clipped, once per update step.")
+    label_smoothing_factor: float = option(0.0, "Label smoothing, 0 to 1; 0 turns it off.", Number(most=1)).done_in(
+        "trainer/construction.py", "The loss is computed with label smoothing instead of by the model."
+    )
 
-    bf16: bool = option(False, "Train in bfloat16 mixed precision.")
-    fp16: bool = option(False, "Train in float16 mixed precision on a GPU, in float32 on the CPU.")
-    bf16_full_eval: bool = option(False, "Evaluate with the whole model in bfloat16.")
-    fp16_full_eval: bool = option(False, "Evaluate with the whole model in float16.")
-    tf32: bool | None = option(None, "Use TF32 for float32 matrix products. Default: torch's setting.")
+    bf16: bool = option(False, "Train in bfloat16 mixed precision.").passed_on(
+        "plugins", "A Lightning precision plugin: autocast in bfloat16 around the model's forward pass."
+    )
+    fp16: bool = option(False, "Train in float16 mixed precision on a GPU, in float32 on the CPU.").passed_on(
+        "plugins",
+        "A Lightning precision plugin: autocast in float16 around the model's forward pass, "
+        "with a gradient scaler; float32 on the CPU.",
+    )
+    bf16_full_eval: bool = option(False, "Evaluate with the whole model in bfloat16.").done_in(
+        "arguments/process_facts.py", "The whole model is cast to bfloat16 for evaluation and prediction."
+    )
+    fp16_full_eval: bool = option(False, "Evaluate with the whole model in float16.").done_in(
+        "arguments/process_facts.py", "The whole model is cast to float16 for evaluation and prediction."
+    )
+    tf32: bool | None = option(None, "Use TF32 for float32 matrix products. Default: torch's setting.").done_in(
+        "arguments/process_facts.py", "Turns TF32 on or off in torch for the whole process."
+    )
     activation_checkpointing: bool | None = option(
-        None, "Recompute activations in the backward pass to save memory.", nargs="?", const=True
-    )
+        None, "Recompute activations in the backward pass to save memory.", nargs="?", const=True, since="5.23"
+    ).done_in("arguments/fields.py", "The model's activation checkpointing is enabled when training starts.")
     activation_checkpointing_kwargs: Settings = option(
-        None, "Keyword arguments of activation checkpointing, as a dict or JSON."
-    )
+        None, "Keyword arguments of activation checkpointing, as a dict or JSON.", since="5.23"
+    ).done_in("arguments/fields.py", "Keyword arguments of the model's activation checkpointing.")
     gradient_checkpointing: bool | None = option(
         None, "The name of activation_checkpointing before 5.23.", nargs="?", const=True
+    ).renamed("activation_checkpointing")
+    gradient_checkpointing_kwargs: Settings = option(
+        None, "The name of activation_checkpointing_kwargs before 5.23."
+    ).renamed("activation_checkpointing_kwargs")
+    torch_compile: bool = option(False, "Compile the model with torch.compile.").done_in(
+        "arguments/derived.py", "The model is wrapped in `torch.compile`."
     )
-    gradient_checkpointing_kwargs: Settings = option(None, "The name of activation_checkpointing_kwargs before 5.23.")
-    torch_compile: bool = option(False, "Compile the model with torch.compile.")
-    torch_compile_backend: str | None = option(None, "Backend of torch.compile; turns it on. Default: inductor.")
-    torch_compile_mode: str | None = option(None, "Mode of torch.compile; turns it on.")
-    use_liger_kernel: bool = option(False, "Patch the model with Liger kernels.")
-    liger_kernel_config: dict[str, bool] | None = option(None, "Which Liger kernels to use.")
-    use_cache: bool = option(False, "Use the model's key-value cache in training.")
-    neftune_noise_alpha: float | None = option(None, "Alpha of NEFTune's noise on the embeddings.")
-    torch_empty_cache_steps: int | None = option(None, "Update steps between calls of torch's empty_cache.")
-    auto_find_batch_size: bool = option(False, "Retry with a smaller batch size when memory runs out.")
+    torch_compile_backend: str | None = option(
+        None, "Backend of torch.compile; turns it on. Default: inductor.", Word("the name of a backend")
+    ).done_in("arguments/derived.py", "`backend` of `torch.compile`, which it enables.")
+    torch_compile_mode: str | None = option(
+        None, "Mode of torch.compile; turns it on.", Word("the name of a mode")
+    ).done_in("arguments/derived.py", "`mode` of `torch.compile`, which it enables.")
+    use_liger_kernel: bool = option(False, "Patch the model with Liger kernels.").done_in(
+        "optim/model_patches.py", "Liger kernels are applied to the model before training."
+    )
+    liger_kernel_config: dict[str, bool] | None = option(None, "Which Liger kernels to use.").done_in(
+        "optim/model_patches.py", "Liger kernels are applied to the model as selected here."
+    )
+    use_cache: bool = option(False, "Use the model's key-value cache in training.", since="5.0").done_in(
+        "trainer/trainer.py", "Sets `model.config.use_cache`, in releases that do so."
+    )
+    neftune_noise_alpha: float | None = option(None, "Alpha of NEFTune's noise on the embeddings.", Number()).done_in(
+        "trainer/trainer.py", "A hook adds noise to the embeddings during training."
+    )
+    torch_empty_cache_steps: int | None = option(
+        None, "Update steps between calls of torch's empty_cache.", Integer(1)
+    ).done_in("trainer/trainer.py", "Empties the device's memory cache every N update steps.")
+    auto_find_batch_size: bool = option(False, "Retry with a smaller batch size when memory runs out.").done_in(
+        "trainer/run.py", "When memory runs out, training restarts with a smaller batch size, on all ranks."
+    )
 
     # ---- logging, evaluation, saving ----
 
-    logging_strategy: IntervalStrategy | str = option("steps", "When to log.")
-    logging_steps: float = option(500, "Update steps between logs; below 1 a fraction of all update steps.")
-    logging_first_step: bool = option(False, "Log the first update step too.")
-    log_on_each_node: bool = option(True, "Log on local rank 0 of every node instead of rank 0 only.")
-    logging_nan_inf_filter: bool = option(True, "Exclude NaN and infinite losses from the logged mean.")
-    include_num_input_tokens_seen: str | bool = option("no", "Count input tokens: 'all', 'non_padding' or 'no'.")
-    log_level: str = option("passive", "Log level of the main process.", choices=list(LOG_LEVELS))
-    log_level_replica: str = option("warning", "Log level of the other processes.", choices=list(LOG_LEVELS))
+    logging_strategy: IntervalStrategy | str = option("steps", "When to log.", enum=IntervalStrategy).done_in(
+        "arguments/derived.py", "Whether to log every N update steps, every epoch, or not at all."
+    )
+    logging_steps: float = option(
+        500, "Update steps between logs; below 1 a fraction of all update steps.", Number()
+    ).done_in("state.py", "Update steps between two logs.")
+    logging_first_step: bool = option(False, "Log the first update step too.").done_in(
+        "callbacks/default_callbacks.py", "The first update step is logged too."
+    )
+    log_on_each_node: bool = option(True, "Log on local rank 0 of every node instead of rank 0 only.").done_in(
+        "arguments/training_arguments.py", "Which ranks log: local rank 0 of every node, or only rank 0."
+    )
+    logging_nan_inf_filter: bool = option(True, "Exclude NaN and infinite losses from the logged mean.").done_in(
+        "trainer/progress.py", "A NaN or infinite loss is logged as the mean since the last log."
+    )
+    include_num_input_tokens_seen: str | bool = option(
+        "no",
+        "Count input tokens: 'all', 'non_padding' or 'no'.",
+        OneOf(("no", "all", "non_padding"), on_command_line=False),
+    ).done_in("trainer/progress.py", "Input tokens are counted in the trainer state and logged.")
+    log_level: str = option("passive", "Log level of the main process.", _LEVEL).done_in(
+        "arguments/process_facts.py", "Level of the loggers of hf_compat and transformers on the main process."
+    )
+    log_level_replica: str = option("warning", "Log level of the other processes.", _LEVEL).done_in(
+        "arguments/process_facts.py", "Level of the loggers of hf_compat and transformers on the other processes."
+    )
     disable_tqdm: bool | None = option(
         None, "Print logs instead of progress bars. Default: if the log level is above warning."
+    ).done_in("trainer/construction.py", "Replaces the `ProgressCallback` with a `PrinterCallback`.")
+    report_to: Listed = option(None, "Trackers to report to: 'tensorboard', 'all' or 'none'.").passed_on(
+        "logger", "Comet, MLflow, TensorBoard and wandb by Lightning's loggers, others by transformers' callbacks."
     )
-    report_to: Listed = option(None, "Trackers to report to: 'tensorboard', 'all' or 'none'.")
-    run_name: str | None = option(None, "Name of the run in trackers.")
-    project: str = option("huggingface", "Project of the run in Trackio.")
-    trackio_space_id: str | None = option(None, "Trackio Space to deploy to.")
-    trackio_bucket_id: str | None = option(None, "Trackio bucket to store in.")
+    run_name: str | None = option(None, "Name of the run in trackers.").done_in(
+        "engine/loggers/wandb.py", "Name of the run in trackers."
+    )
+    project: str = option("huggingface", "Project of the run in Trackio.").left_to_scripts(
+        "Used by transformers' callback for Trackio: `report_to='trackio'`."
+    )
+    trackio_space_id: str | None = option(None, "Trackio Space to deploy to.").left_to_scripts(
+        "Used by transformers' callback for Trackio: `report_to='trackio'`."
+    )
+    trackio_bucket_id: str | None = option(None, "Trackio bucket to store in.", since="5.6").left_to_scripts(
+        "Used by transformers' callback for Trackio: `report_to='trackio'`."
+    )
     trackio_static_space_id: str | None | Literal[False] = option(  # noqa: RUF036  (parsers take the first type)
-        None, "Static Trackio Space to export to."
+        None, "Static Trackio Space to export to.", since="5.6"
+    ).left_to_scripts("Used by transformers' callback for Trackio: `report_to='trackio'`.")
+
+    eval_strategy: IntervalStrategy | str = option("no", "When to evaluate.", enum=IntervalStrategy).done_in(
+        "arguments/derived.py",
+        "Whether to evaluate every N update steps, every epoch, or not at all; inside Lightning's fit.",
+    )
+    eval_steps: float | None = option(
+        None, "Update steps between evaluations, or a fraction. Default: logging_steps.", Number()
+    ).done_in("state.py", "Update steps between two evaluations.")
+    eval_delay: float = option(0, "Epochs or update steps before the first evaluation.", Number()).done_in(
+        "arguments/derived.py", "No evaluation before this epoch or update step."
+    )
+    per_device_eval_batch_size: int = option(8, "Samples per device in an evaluation batch.", Integer(1)).done_in(
+        "arguments/training_arguments.py", "Batch size of the evaluation and test data loaders, per device."
+    )
+    prediction_loss_only: bool = option(False, "Keep only the loss in evaluation.").done_in(
+        "trainer/evaluation.py", "Evaluation keeps only the losses, not logits and labels."
+    )
+    eval_on_start: bool = option(False, "Evaluate before the first update step.").done_in(
+        "trainer/loop.py", "One evaluation before the first update step."
+    )
+    eval_do_concat_batches: bool = option(True, "Concatenate predictions over batches.").done_in(
+        "trainer/evaluation_session.py",
+        "Whether predictions are concatenated over batches, or kept as a list per batch.",
+    )
+    eval_use_gather_object: bool = option(False, "Gather predictions as objects instead of tensors.").done_in(
+        "trainer/trainer.py", "Predictions are gathered over ranks as Python objects."
+    )
+    eval_accumulation_steps: int | None = option(
+        None, "Evaluation batches after which predictions move to the CPU.", Number()
+    ).done_in("trainer/evaluation_session.py", "Moves predictions to the CPU every N batches.")
+    include_for_metrics: list[str] = option(
+        [], "Additional inputs of compute_metrics: 'inputs', 'loss'.", Names(excluded=(Mapping, NoneType))
+    ).done_in("trainer/evaluation_session.py", "`compute_metrics` also gets the inputs or the losses.")
+    batch_eval_metrics: bool = option(False, "Call compute_metrics on each batch.").done_in(
+        "trainer/evaluation_session.py", "`compute_metrics` is called on each batch; predictions are not stored."
     )
 
-    eval_strategy: IntervalStrategy | str = option("no", "When to evaluate.")
-    eval_steps: float | None = option(None, "Update steps between evaluations, or a fraction. Default: logging_steps.")
-    eval_delay: float = option(0, "Epochs or update steps before the first evaluation.")
-    per_device_eval_batch_size: int = option(8, "Samples per device in an evaluation batch.")
-    prediction_loss_only: bool = option(False, "Keep only the loss in evaluation.")
-    eval_on_start: bool = option(False, "Evaluate before the first update step.")
-    eval_do_concat_batches: bool = option(True, "Concatenate predictions over batches.")
-    eval_use_gather_object: bool = option(False, "Gather predictions as objects instead of tensors.")
-    eval_accumulation_steps: int | None = option(None, "Evaluation batches after which predictions move to the CPU.")
-    include_for_metrics: list[str] = listing("Additional inputs of compute_metrics: 'inputs', 'loss'.")
-    batch_eval_metrics: bool = option(False, "Call compute_metrics on each batch.")
-
-    save_only_model: bool = option(False, "Save only the model; training resumes with a new optimizer state.")
-    save_strategy: SaveStrategy | str = option("steps", "When to save a checkpoint.")
-    save_steps: float = option(500, "Update steps between checkpoints; below 1 a fraction of all update steps.")
-    save_on_each_node: bool = option(False, "Save on every node, for nodes without a shared file system.")
-    save_total_limit: int | None = option(None, "Maximum number of checkpoints to keep; the best one is never deleted.")
-    enable_jit_checkpoint: bool = option(False, "Save a checkpoint on SIGTERM.")
-    push_to_hub: bool = option(False, "Push the model to the Hub at each save.")
-    hub_token: str | None = option(None, "Token for the Hub.", shown=False)
-    hub_private_repo: bool | None = option(None, "Whether the repository is private.")
-    hub_model_id: str | None = option(None, "Repository to push to.")
-    hub_strategy: HubStrategy | str = option("every_save", "What is pushed, and when.")
-    hub_always_push: bool = option(False, "Push even if the previous push is not done.")
-    hub_revision: str | None = option(None, "Branch to push to.")
-    load_best_model_at_end: bool = option(False, "Load the best checkpoint when training ends.")
-    metric_for_best_model: str | None = option(None, "Metric that determines the best checkpoint. Default: the loss.")
+    save_only_model: bool = option(False, "Save only the model; training resumes with a new optimizer state.").done_in(
+        "trainer/saving.py", "Checkpoints contain no optimizer, scheduler or random state."
+    )
+    save_strategy: SaveStrategy | str = option("steps", "When to save a checkpoint.", enum=SaveStrategy).done_in(
+        "arguments/derived.py",
+        "Whether to save every N update steps, every epoch, whenever the metric improves, or not at all.",
+    )
+    save_steps: float = option(
+        500, "Update steps between checkpoints; below 1 a fraction of all update steps.", Number()
+    ).done_in("state.py", "Update steps between two checkpoints.")
+    save_on_each_node: bool = option(False, "Save on every node, for nodes without a shared file system.").done_in(
+        "arguments/training_arguments.py", "Which ranks write files: local rank 0 of every node, or only rank 0."
+    )
+    save_total_limit: int | None = option(
+        None, "Maximum number of checkpoints to keep; the best one is never deleted.", Integer()
+    ).done_in("arguments/derived.py", "Older complete checkpoints of the run are deleted, never the best one.")
+    enable_jit_checkpoint: bool = option(False, "Save a checkpoint on SIGTERM.", since="5.0").done_in(
+        "trainer/run.py", "On SIGTERM a checkpoint is saved at the end of the update step, then training stops."
+    )
+    push_to_hub: bool = option(False, "Push the model to the Hub at each save.").done_in(
+        "trainer/trainer.py", "Checkpoints and the model are pushed to the Hub in the background."
+    )
+    hub_token: str | None = option(None, "Token for the Hub.", shown=False).done_in(
+        "arguments/derived.py", "Token for `push_to_hub`."
+    )
+    hub_private_repo: bool | None = option(None, "Whether the repository is private.").done_in(
+        "arguments/derived.py", "Whether the repository that `push_to_hub` creates is private."
+    )
+    hub_model_id: str | None = option(None, "Repository to push to.").done_in(
+        "arguments/derived.py", "Repository that `push_to_hub` pushes to."
+    )
+    hub_strategy: HubStrategy | str = option("every_save", "What is pushed, and when.", enum=HubStrategy).done_in(
+        "arguments/derived.py", "What `push_to_hub` pushes, and when."
+    )
+    hub_always_push: bool = option(False, "Push even if the previous push is not done.").done_in(
+        "arguments/derived.py", "`push_to_hub` pushes even if an earlier push is not done."
+    )
+    hub_revision: str | None = option(None, "Branch to push to.").done_in(
+        "arguments/derived.py", "Branch that `push_to_hub` pushes to."
+    )
+    load_best_model_at_end: bool = option(False, "Load the best checkpoint when training ends.").done_in(
+        "trainer/saving.py", "The weights of the best checkpoint are loaded when training ends."
+    )
+    metric_for_best_model: str | None = option(
+        None,
+        "Metric that determines the best checkpoint. Default: the loss.",
+        Word("the name of a metric", may_be_empty=True),
+    ).done_in("trainer/saving.py", "The metric that determines the best checkpoint.")
     greater_is_better: bool | None = option(
         None, "Whether a larger metric is better. Default: False for a loss, otherwise True."
-    )
-    ignore_data_skip: bool = option(False, "Resume at the first batch of the epoch instead of where it stopped.")
-    restore_callback_states_from_checkpoint: bool = option(False, "Restore the callbacks' states from the checkpoint.")
+    ).done_in("arguments/derived.py", "Whether a larger metric is better.")
+    ignore_data_skip: bool = option(
+        False, "Resume at the first batch of the epoch instead of where it stopped."
+    ).done_in("trainer/resume.py", "A resumed run starts its epoch from the first batch.")
+    restore_callback_states_from_checkpoint: bool = option(
+        False, "Restore the callbacks' states from the checkpoint."
+    ).done_in("trainer/trainer.py", "A resumed run restores the callbacks' states from the checkpoint.")
 
     # ---- seeds, data, devices ----
 
-    full_determinism: bool = option(False, "Use deterministic algorithms in torch.")
-    seed: int = option(42, "Seed of all random generators, 0 to 2**32 - 1.")
-    data_seed: int | None = option(None, "Seed of the order of samples. Default: seed.")
-    use_cpu: bool = option(False, "Train on the CPU.")
-    accelerator_config: Config = option(None, "Settings of data loaders: a dict, JSON or the path of a JSON file.")
+    full_determinism: bool = option(False, "Use deterministic algorithms in torch.").done_in(
+        "seeding.py", "Makes torch use deterministic algorithms; set before the model is created."
+    )
+    seed: int = option(42, "Seed of all random generators, 0 to 2**32 - 1.", Integer(0, 2**32 - 1)).done_in(
+        "seeding.py", "Seed of Python's, numpy's and torch's random generators."
+    )
+    data_seed: int | None = option(None, "Seed of the order of samples. Default: seed.", Integer()).done_in(
+        "arguments/derived.py", "Seed of the order of samples."
+    )
+    use_cpu: bool = option(False, "Train on the CPU.").passed_on("accelerator", 'Lightning\'s `accelerator="cpu"`.')
+    accelerator_config: Config = option(
+        None, "Settings of data loaders: a dict, JSON or the path of a JSON file."
+    ).done_in(
+        "trainer/construction.py",
+        "How batches are distributed: `even_batches`, `split_batches`, `use_seedable_sampler`, ...",
+    )
     parallelism_config: Any | None = option(
         None, "accelerate's ParallelismConfig: tensor or sequence parallelism, replicas of shards."
+    ).done_in(
+        "arguments/parallelism.py",
+        "Consecutive ranks share matrices (`tp_size`), or sequences with FSDP 2 (`cp_size`) or DeepSpeed (`sp_size`); "
+        "with `fsdp`, `dp_replicate_size` replicas of `dp_shard_size` shards.",
     )
-    dataloader_drop_last: bool = option(False, "Drop the last incomplete batch.")
-    dataloader_num_workers: int = option(0, "Data loader workers per device; 0 loads in the main process.")
-    dataloader_pin_memory: bool = option(True, "Load batches into pinned memory; off with use_cpu.")
-    dataloader_persistent_workers: bool = option(False, "Keep data loader workers alive between epochs.")
-    dataloader_prefetch_factor: int | None = option(None, "Batches that each data loader worker prefetches.")
+    dataloader_drop_last: bool = option(False, "Drop the last incomplete batch.").done_in(
+        "trainer/trainer.py", "`drop_last` of the data loaders."
+    )
+    dataloader_num_workers: int = option(
+        0, "Data loader workers per device; 0 loads in the main process.", Integer(0)
+    ).done_in("arguments/derived.py", "`num_workers` of the data loaders.")
+    dataloader_pin_memory: bool = option(True, "Load batches into pinned memory; off with use_cpu.").done_in(
+        "arguments/derived.py", "`pin_memory` of the data loaders."
+    )
+    dataloader_persistent_workers: bool = option(False, "Keep data loader workers alive between epochs.").done_in(
+        "arguments/derived.py", "`persistent_workers` of the data loaders."
+    )
+    dataloader_prefetch_factor: int | None = option(None, "Batches that each data loader worker prefetches.").done_in(
+        "arguments/derived.py", "`prefetch_factor` of the data loaders."
+    )
     dataloader_multiprocessing_context: str | None = option(
-        None, "Start method of data loader workers.", choices=list(START_METHODS)
+        None, "Start method of data loader workers.", OneOf(("fork", "spawn", "forkserver")), since="5.15"
+    ).done_in("arguments/derived.py", "`multiprocessing_context` of the data loaders.")
+    dataloader_in_order: bool = option(
+        True, "Return batches in order instead of as workers finish them.", since="5.15"
+    ).done_in("arguments/derived.py", "`in_order` of the data loaders.")
+    remove_unused_columns: bool = option(True, "Remove columns that are not arguments of the model's forward.").done_in(
+        "trainer/trainer.py", "Columns that are not arguments of the model's forward are removed."
     )
-    dataloader_in_order: bool = option(True, "Return batches in order instead of as workers finish them.")
-    remove_unused_columns: bool = option(True, "Remove columns that are not arguments of the model's forward.")
     label_names: list[str] | None = option(
-        None, "Columns with labels. Default: from the arguments of the model's forward."
+        None, "Columns with labels. Default: from the arguments of the model's forward.", Names(excluded=(Mapping, str))
+    ).done_in("trainer/construction.py", "The columns that are used as labels in evaluation.")
+    train_sampling_strategy: str = option(
+        "random",
+        "Sampler of the training data.",
+        OneOf(("random", "sequential", "group_by_length", "batch_rebalance"), since={"batch_rebalance": "5.17"}),
+        since="5.2",
+    ).done_in(
+        "trainer/trainer.py", "The sampler of the training data loader; `group_by_length` also applies to evaluation."
     )
-    train_sampling_strategy: str = option("random", "Sampler of the training data.", choices=list(SAMPLING_STRATEGIES))
-    length_column_name: str = option("length", "Column with the lengths for group_by_length.")
-    ddp_find_unused_parameters: bool | None = option(None, "find_unused_parameters of DDP.")
-    ddp_bucket_cap_mb: int | None = option(None, "bucket_cap_mb of DDP, in megabytes.")
-    ddp_broadcast_buffers: bool | None = option(None, "broadcast_buffers of DDP.")
-    ddp_static_graph: bool | None = option(None, "static_graph of DDP.")
+    length_column_name: str = option("length", "Column with the lengths for group_by_length.").done_in(
+        "trainer/loaders.py", "The column with the lengths for `group_by_length`."
+    )
+    ddp_find_unused_parameters: bool | None = option(None, "find_unused_parameters of DDP.").done_in(
+        "engine/strategies/ddp.py", "`find_unused_parameters` of `DistributedDataParallel`."
+    )
+    ddp_bucket_cap_mb: int | None = option(None, "bucket_cap_mb of DDP, in megabytes.").done_in(
+        "engine/strategies/ddp.py", "`bucket_cap_mb` of `DistributedDataParallel`."
+    )
+    ddp_broadcast_buffers: bool | None = option(None, "broadcast_buffers of DDP.").done_in(
+        "engine/strategies/ddp.py", "`broadcast_buffers` of `DistributedDataParallel`."
+    )
+    ddp_static_graph: bool | None = option(None, "static_graph of DDP.", since="5.6").done_in(
+        "engine/strategies/ddp.py", "`static_graph` of `DistributedDataParallel`."
+    )
     ddp_backend: str | None = option(
-        None, "Backend of the process group. Default: nccl on GPUs, otherwise gloo.", choices=list(DDP_BACKENDS)
+        None,
+        "Backend of the process group. Default: nccl on GPUs, otherwise gloo.",
+        Word("the name of a backend"),
+        choices=["nccl", "gloo", "mpi", "ccl", "xccl", "hccl", "cncl", "mccl"],
+    ).done_in("arguments/process_facts.py", "The backend of the process group.")
+    ddp_timeout: int = option(
+        1800,
+        "Timeout of collective operations, in seconds.",
+        Number(-_LONGEST, _LONGEST, "must be a number of seconds."),
+    ).done_in("arguments/training_arguments.py", "The timeout of collective operations, in seconds.")
+    fsdp: Fsdp = option(None, "Shard the model with FSDP.", nargs="?", const=True).done_in(
+        "arguments/fsdp.py",
+        "The model is sharded over all ranks by torch's `fully_shard` or `FullyShardedDataParallel`.",
     )
-    ddp_timeout: int = option(1800, "Timeout of collective operations, in seconds.")
-    fsdp: Fsdp = option(None, "Shard the model with FSDP.", nargs="?", const=True)
-    fsdp_config: Settings = option(None, "Settings of FSDP: a dict, JSON or the path of a JSON file.")
-    deepspeed: Config = option(None, "DeepSpeed config: a dict, JSON or the path of a JSON file.")
-    debug: str | list[DebugOption] = option("", "Debugging aids, separated by spaces.")
-    skip_memory_metrics: bool = option(True, "Do not report memory use in the metrics.")
-    do_train: bool = option(False, "Only read by scripts: train.")
-    do_eval: bool = option(False, "Only read by scripts: evaluate.")
-    do_predict: bool = option(False, "Only read by scripts: predict.")
-    resume_from_checkpoint: str | None = option(None, "Only read by scripts: checkpoint to resume from.")
-    local_rank: int = option(-1, "Local rank, set by launchers.")
+    fsdp_config: Settings = option(None, "Settings of FSDP: a dict, JSON or the path of a JSON file.").done_in(
+        "arguments/fsdp.py", "FSDP version, FSDP units, sharding strategy and the state dict in checkpoints."
+    )
+    deepspeed: Config = option(None, "DeepSpeed config: a dict, JSON or the path of a JSON file.").done_in(
+        "arguments/deepspeed.py",
+        "DeepSpeed's config; `auto` values follow the arguments. ZeRO-3 partitions models while loading.",
+    )
+    debug: str | list[DebugOption] = option("", "Debugging aids, separated by spaces.").done_in(
+        "trainer/loop.py", "`underflow_overflow` checks the outputs of every module for NaN and infinite values."
+    )
+    skip_memory_metrics: bool = option(True, "Do not report memory use in the metrics.").done_in(
+        "trainer/trainer.py", "With False, metrics include the memory that each stage used."
+    )
+    do_train: bool = option(False, "Only read by scripts: train.").left_to_scripts(
+        "Only read by scripts; before 5.2 also where full half-precision evaluation delays placing the model."
+    )
+    do_eval: bool = option(False, "Only read by scripts: evaluate.").left_to_scripts(
+        "Only read by scripts, and by a search whose Ray scheduler needs evaluations."
+    )
+    do_predict: bool = option(False, "Only read by scripts: predict.").left_to_scripts()
+    resume_from_checkpoint: str | None = option(
+        None, "Only read by scripts: checkpoint to resume from."
+    ).left_to_scripts("Only read by scripts, which pass it to `Trainer.train`, and by `HFLightningCLI`.")
+    local_rank: int = option(-1, "Local rank, set by launchers.").left_to_scripts(
+        "Only set by launchers; the local rank is read from the environment."
+    )
 
     # ---- fields that 5.24.0 no longer has ----
 
-    overwrite_output_dir: bool = option(False, "Only read by scripts: allow a non-empty output_dir.")
-    evaluation_strategy: IntervalStrategy | str | None = option(None, "The name of eval_strategy before 4.41.")
-    per_gpu_train_batch_size: int | None = option(None, "The old name of per_device_train_batch_size.")
-    per_gpu_eval_batch_size: int | None = option(None, "The old name of per_device_eval_batch_size.")
-    warmup_ratio: float | None = option(None, "Fraction of all update steps for warmup, 0 to 1.")
-    logging_dir: str | None = option(None, "Folder for TensorBoard. Default: a new one in output_dir/runs.")
-    save_safetensors: bool = option(True, "Save weights as safetensors instead of with torch.save.")
-    no_cuda: bool = option(False, "The name of use_cpu before 4.32.")
-    use_mps_device: bool = option(False, "Deprecated: MPS is used automatically.")
-    jit_mode_eval: bool = option(False, "Trace the model with torch.jit for evaluation.")
-    use_ipex: bool = option(False, "Use Intel's extension for PyTorch.")
-    fp16_opt_level: str = option("O1", "Optimization level of apex, O0 to O3.")
-    half_precision_backend: str = option("auto", "Backend of mixed precision.", choices=list(HALF_PRECISION_BACKENDS))
-    tpu_num_cores: int | None = option(None, "Number of TPU cores.")
-    tpu_metrics_debug: bool = option(False, "The old name of debug='tpu_metrics_debug'.")
-    past_index: int = option(-1, "Index of the model output with the past state (mems); -1 for none.")
-    sharded_ddp: str | None = option("", "Shard with FairScale.")
-    fsdp_min_num_params: int = option(0, "The old name of fsdp_config['min_num_params'].")
+    overwrite_output_dir: bool = option(
+        False, "Only read by scripts: allow a non-empty output_dir.", until="5.0"
+    ).left_to_scripts()
+    evaluation_strategy: IntervalStrategy | str | None = option(
+        None, "The name of eval_strategy before 4.41.", until="4.57"
+    ).renamed("eval_strategy")
+    per_gpu_train_batch_size: int | None = option(
+        None, "The old name of per_device_train_batch_size.", until="5.0"
+    ).renamed("per_device_train_batch_size")
+    per_gpu_eval_batch_size: int | None = option(
+        None, "The old name of per_device_eval_batch_size.", until="5.0"
+    ).renamed("per_device_eval_batch_size")
+    warmup_ratio: float | None = option(
+        None,
+        "Fraction of all update steps for warmup, 0 to 1.",
+        Number(0, 1, "warmup_ratio must lie in range [0,1], a fraction of all update steps."),
+        until="5.15",
+    ).renamed(
+        "warmup_steps",
+        "Fraction of all update steps for warmup, 1.0 for the whole run; `warmup_steps` takes precedence.",
+    )
+    logging_dir: str | None = option(
+        None, "Folder for TensorBoard. Default: a new one in output_dir/runs.", until="5.15"
+    ).done_in("arguments/derived.py", "Folder of Lightning's `TensorBoardLogger`.")
+    save_safetensors: bool = option(
+        True, "Save weights as safetensors instead of with torch.save.", until="5.0"
+    ).done_in("trainer/trainer.py", "With False, weights are saved with `torch.save`, if the release supports it.")
+    no_cuda: bool = option(False, "The name of use_cpu before 4.32.", until="5.0").renamed("use_cpu")
+    use_mps_device: bool = option(False, "Deprecated: MPS is used automatically.", until="5.0").done_in(
+        "arguments/checks.py", "Checks that there is an MPS device, which is used automatically."
+    )
+    jit_mode_eval: bool = option(False, "Trace the model with torch.jit for evaluation.", until="5.0").done_in(
+        "trainer/evaluation.py", "Evaluation runs a traced model (`torch.jit.trace`)."
+    )
+    use_ipex: bool = option(False, "Use Intel's extension for PyTorch.", until="4.57").refused(
+        "IPEX is not supported; remove it, or set `bf16=True`"
+    )
+    fp16_opt_level: str = option("O1", "Optimization level of apex, O0 to O3.", until="5.0").refused(
+        "apex is not supported; remove it, torch's automatic mixed precision is used"
+    )
+    half_precision_backend: str = option(
+        "auto", "Backend of mixed precision.", OneOf(_MIXED_PRECISION), until="5.0"
+    ).done_in(
+        "arguments/process_facts.py",
+        "With 4.57, whether mixed precision on the CPU covers the loss too; 'apex' is not supported.",
+    )
+    tpu_num_cores: int | None = option(None, "Number of TPU cores.", until="5.0").refused(
+        "TPUs are not supported; remove it"
+    )
+    tpu_metrics_debug: bool = option(False, "The old name of debug='tpu_metrics_debug'.", until="5.0").refused(
+        "TPUs are not supported; remove it"
+    )
+    past_index: int = option(
+        -1, "Index of the model output with the past state (mems); -1 for none.", Integer(), until="5.0"
+    ).done_in("trainer/loss.py", "The model output with this index is passed to the next batch as `mems`.")
+    sharded_ddp: str | None = option("", "Shard with FairScale.", until="4.57").refused(
+        "FairScale is not supported; remove it", harmless=(None, [], False)
+    )
+    fsdp_min_num_params: int = option(
+        0, "The old name of fsdp_config['min_num_params'].", Integer(), until="5.0"
+    ).renamed("fsdp_config", "Old name of `min_num_params` in `fsdp_config`.")
     fsdp_transformer_layer_cls_to_wrap: str | None = option(
-        None, "The old name of fsdp_config['transformer_layer_cls_to_wrap']."
+        None, "The old name of fsdp_config['transformer_layer_cls_to_wrap'].", until="5.0"
+    ).renamed("fsdp_config", "Old name of `transformer_layer_cls_to_wrap` in `fsdp_config`.")
+    adafactor: bool = option(False, "The old name of optim='adafactor'.", until="5.0").renamed(
+        "optim", "Sets `optim='adafactor'`."
     )
-    adafactor: bool = option(False, "The old name of optim='adafactor'.")
-    group_by_length: bool = option(False, "The name of train_sampling_strategy='group_by_length' before 5.2.")
-    use_legacy_prediction_loop: bool = option(False, "Use the evaluation loop of transformers before 4.5.")
-    include_inputs_for_metrics: bool = option(False, "The name of include_for_metrics=['inputs'] before 4.46.")
-    fp16_backend: str = option("auto", "The old name of half_precision_backend.", choices=list(HALF_PRECISION_BACKENDS))
-    push_to_hub_model_id: str | None = option(None, "The old name of hub_model_id.")
-    push_to_hub_organization: str | None = option(None, "The old name of the organization in hub_model_id.")
-    push_to_hub_token: str | None = option(None, "The old name of hub_token.", shown=False)
-    _n_gpu: int = field(default=-1, init=False, repr=False, compare=False)
-    mp_parameters: str = option("", "Set by SageMaker's launcher.")
-    torchdynamo: str | None = option(None, "The old name of torch_compile_backend.")
-    ray_scope: str | None = option("last", "How Ray selects the best trial.")
-    xpu_backend: str | None = option(None, "The name of ddp_backend on XPUs in 4.31.")
-    dispatch_batches: bool | None = option(None, "The name of accelerator_config['dispatch_batches'] before 4.38.")
+    group_by_length: bool = option(
+        False, "The name of train_sampling_strategy='group_by_length' before 5.2.", until="5.2"
+    ).renamed("train_sampling_strategy", "Sets `train_sampling_strategy='group_by_length'`.")
+    use_legacy_prediction_loop: bool = option(
+        False, "Use the evaluation loop of transformers before 4.5.", until="5.0"
+    ).done_in("trainer/evaluation.py", "Evaluation uses the loop of transformers before 4.5.")
+    include_inputs_for_metrics: bool = option(
+        False, "The name of include_for_metrics=['inputs'] before 4.46.", until="5.0"
+    ).renamed("include_for_metrics", "Sets `include_for_metrics=['inputs']`.")
+    fp16_backend: str = option(
+        "auto", "The old name of half_precision_backend.", choices=list(_MIXED_PRECISION), until="5.0"
+    ).renamed("half_precision_backend")
+    push_to_hub_model_id: str | None = option(None, "The old name of hub_model_id.", until="5.0").renamed(
+        "hub_model_id"
+    )
+    push_to_hub_organization: str | None = option(
+        None, "The old name of the organization in hub_model_id.", until="5.0"
+    ).renamed("hub_model_id", "Old name of the organization in `hub_model_id`.")
+    push_to_hub_token: str | None = option(None, "The old name of hub_token.", shown=False, until="5.0").renamed(
+        "hub_token"
+    )
+    _n_gpu: int = option(-1, internal=True, until="5.0").done_in(
+        "arguments/process_facts.py", "Number of GPUs of this process."
+    )
+    mp_parameters: str = option("", "Set by SageMaker's launcher.", until="5.0").refused(
+        "SageMaker's model parallelism is not supported; remove it"
+    )
+    torchdynamo: str | None = option(None, "The old name of torch_compile_backend.", until="5.0").renamed(
+        "torch_compile_backend"
+    )
+    ray_scope: str | None = option("last", "How Ray selects the best trial.", until="5.0").done_in(
+        "trainer/searching.py", "Which result of a trial Ray Tune uses to compare trials."
+    )
+    xpu_backend: str | None = option(None, "The name of ddp_backend on XPUs in 4.31.", until="4.57").refused(
+        "it is the old name of `ddp_backend`; set that"
+    )
+    dispatch_batches: bool | None = option(
+        None, "The name of accelerator_config['dispatch_batches'] before 4.38.", until="4.57"
+    ).renamed("accelerator_config", "Sets `accelerator_config={'dispatch_batches': ...}`.")
     include_tokens_per_second: bool = option(
-        False, "Log tokens per second; replaced by include_num_input_tokens_seen in 5.0."
+        False, "Log tokens per second; replaced by include_num_input_tokens_seen in 5.0.", until="5.0"
+    ).renamed(
+        "include_num_input_tokens_seen",
+        "From 5.0 sets `include_num_input_tokens_seen='all'`; before, counts the train loader's tokens ahead of "
+        "training, for `train_tokens_per_second`.",
     )
-    split_batches: bool | None = option(None, "The name of accelerator_config['split_batches'] before 4.38.")
-    tp_size: int | None = option(0, "Tensor-parallel size, in 4.50 and 4.51.")
+    split_batches: bool | None = option(
+        None, "The name of accelerator_config['split_batches'] before 4.38.", until="4.57"
+    ).renamed("accelerator_config", "Sets `accelerator_config={'split_batches': ...}`.")
+    tp_size: int | None = option(0, "Tensor-parallel size, in 4.50 and 4.51.", until="4.57").refused(
+        "remove it; set `tp_size` in `parallelism_config` for tensor parallelism", harmless=(None, 1)
+    )
     semantics: str | None = option(
-        None, "The transformers release whose numbers to reproduce, or 'corrected'. Default: the installed one."
-    )
-    save_async: bool = option(False, "Save checkpoints in the background, from a copy in host memory.")
+        None,
+        "The transformers release whose numbers to reproduce, or 'corrected'. Default: the installed one.",
+        ours=True,
+    ).done_in("trainer/trainer.py", "The transformers release whose numbers are reproduced, or `corrected`.")
+    save_async: bool = option(
+        False, "Save checkpoints in the background, from a copy in host memory.", ours=True
+    ).done_in("checkpoint/background.py", "Checkpoints are copied to host memory and saved in the background.")
     on_save_error: str = option(
         "raise",
         "If a checkpoint cannot be saved: end the run, or warn and continue.",
-        choices=["raise", "warn"],
-    )
+        OneOf(("raise", "warn")),
+        ours=True,
+    ).done_in("trainer/saving.py", "Whether a failed save ends the run or is logged as a warning.")
     preemption_timeout: float | None = option(
-        20.0, "Seconds after SIGTERM until code that does not return is interrupted, to save and exit; None: never."
+        20.0,
+        "Seconds after SIGTERM until code that does not return is interrupted, to save and exit; None: never.",
+        Number(0, text="must be a number of seconds, or None to wait.", takes_none=True),
+        ours=True,
+    ).done_in(
+        "trainer/run.py",
+        "Seconds after SIGTERM until code that does not return is interrupted, so that the run saves and exits.",
     )
 
     # ---- construction ----
@@ -308,7 +625,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
 
     def __post_init__(self) -> None:
         semantics, problems = semantics_of(self)
-        with script_values_aside(self, semantics.release):
+        with script_values_aside(self, fields_of_the_script(type(self), semantics.release)):
             raise_all([*problems, *resolve(self, semantics), *find_problems(self, semantics)])
             self.mixed_precision = mixed_precision(self, semantics)
             allow_tf32(self)
@@ -470,246 +787,37 @@ class TrainingArguments(metaclass=CountsCounterparts):
             type.__setattr__(cls, "__repr__", serialising.repr_of(cls))
 
     # ---- the fields of one topic ----
-    #
-    # All raise ArgumentsError for invalid values and for `steps=0` with `strategy="steps"`, ValueError for an unknown
-    # name, and UnsupportedArgumentsError for values that are not supported. Their defaults are upstream's, which are
-    # not always those of the fields.
 
-    def set_training(
-        self,
-        learning_rate: float = 5e-5,
-        batch_size: int = 8,
-        weight_decay: float = 0,
-        num_epochs: float = 3,
-        max_steps: int = -1,
-        gradient_accumulation_steps: int = 1,
-        seed: int = 42,
-        activation_checkpointing: bool = False,
-        gradient_checkpointing: bool | None = None,
-    ) -> Self:
-        """Set ``do_train`` and the training fields.
-
-        Args:
-            learning_rate: Rate after the warm-up.
-            batch_size: Samples of a batch, on each device.
-            weight_decay: Of the optimizer.
-            num_epochs: Passes over the data, if ``max_steps`` does not decide.
-            max_steps: Update steps; -1 for ``num_epochs``.
-            gradient_accumulation_steps: Batches of an update step, on each device.
-            seed: Of the run.
-            activation_checkpointing: Whether activations are computed again in the backward pass.
-            gradient_checkpointing: The old name of its neighbour.
-
-        Returns:
-            These arguments.
-        """
-        return set_fields(self, TRAINING, locals())
-
-    def set_evaluate(
-        self,
-        strategy: str | IntervalStrategy = "no",
-        steps: int = 500,
-        batch_size: int = 8,
-        accumulation_steps: int | None = None,
-        delay: float | None = None,
-        loss_only: bool = False,
-        jit_mode: bool = False,
-    ) -> Self:
-        """Set the fields of evaluation; ``do_eval`` follows from ``strategy``.
-
-        Args:
-            strategy: When: ``"no"``, ``"steps"`` or ``"epoch"``.
-            steps: Update steps between evaluations.
-            batch_size: Samples of a batch, on each device.
-            accumulation_steps: Batches after which predictions move to the CPU; None for the end.
-            delay: Epochs or update steps before the first evaluation.
-            loss_only: Whether only the loss is returned.
-            jit_mode: Whether ``torch.jit`` is used.
-
-        Returns:
-            These arguments.
-        """
-        return set_fields(self, EVALUATION, locals())
-
-    def set_testing(self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
-        """Set ``do_predict`` and the fields of prediction.
-
-        Args:
-            batch_size: Samples of a batch, on each device.
-            loss_only: Whether only the loss is returned.
-            jit_mode: Whether ``torch.jit`` is used.
-
-        Returns:
-            These arguments.
-        """
-        return set_fields(self, TESTING, locals())
-
-    def set_save(
-        self,
-        strategy: str | IntervalStrategy = "steps",
-        steps: int = 500,
-        total_limit: int | None = None,
-        on_each_node: bool = False,
-    ) -> Self:
-        """Set the fields of saving.
-
-        Args:
-            strategy: When: ``"no"``, ``"steps"``, ``"epoch"`` or ``"best"``.
-            steps: Update steps between saves.
-            total_limit: Checkpoints that are kept; None for all.
-            on_each_node: Whether each node writes, for folders that nodes do not share.
-
-        Returns:
-            These arguments.
-        """
-        return set_fields(self, SAVING, locals())
-
-    def set_logging(
-        self,
-        strategy: str | IntervalStrategy = "steps",
-        steps: int = 500,
-        report_to: str | list[str] = "none",
-        level: str = "passive",
-        first_step: bool = False,
-        nan_inf_filter: bool = False,
-        on_each_node: bool = False,
-        replica_level: str = "passive",
-    ) -> Self:
-        """Set the fields of logging.
-
-        Args:
-            strategy: When: ``"no"``, ``"steps"`` or ``"epoch"``.
-            steps: Update steps between logs.
-            report_to: Trackers, by name.
-            level: Level of the loggers on rank 0.
-            first_step: Whether the first update step is logged.
-            nan_inf_filter: Whether losses that are not finite are left out of the mean.
-            on_each_node: Whether a process of each node uses ``level``.
-            replica_level: Level of the loggers on other ranks.
-
-        Returns:
-            These arguments.
-        """
-        return set_fields(self, LOGGING, locals())
-
-    def set_push_to_hub(
-        self,
-        model_id: str,
-        strategy: str | HubStrategy = "every_save",
-        token: str | None = None,
-        private_repo: bool | None = None,
-        always_push: bool = False,
-        revision: str | None = None,
-    ) -> Self:
-        """Set ``push_to_hub`` and the fields of the Hub.
-
-        Args:
-            model_id: Repository.
-            strategy: What is pushed, and when: ``"end"``, ``"every_save"``, ``"checkpoint"``, ``"all_checkpoints"``.
-            token: Of the Hub; by default the one of the machine.
-            private_repo: Whether a new repository is private.
-            always_push: Whether a push begins while another one is not done.
-            revision: Branch.
-
-        Returns:
-            These arguments.
-        """
-        return set_fields(self, HUB, locals())
-
-    def set_optimizer(
-        self,
-        name: str | OptimizerNames = "adamw_torch",
-        learning_rate: float = 5e-5,
-        weight_decay: float = 0,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        args: str | None = None,
-    ) -> Self:
-        """Set the fields of the optimizer.
-
-        Args:
-            name: As ``optim``.
-            learning_rate: Rate after the warm-up.
-            weight_decay: Of all parameters but biases and those of normalisation layers.
-            beta1: Decay of the mean of gradients.
-            beta2: Decay of the mean of their squares.
-            epsilon: Added to the denominator.
-            args: As ``optim_args``.
-
-        Returns:
-            These arguments.
-        """
-        return set_fields(self, OPTIMIZER, locals())
-
-    def set_lr_scheduler(
-        self,
-        name: str | SchedulerType = "linear",
-        num_epochs: float = 3.0,
-        max_steps: int = -1,
-        warmup_steps: float = 0,
-        warmup_ratio: float | None = None,
-    ) -> Self:
-        """Set the fields of the learning-rate schedule and the length of the run.
-
-        Args:
-            name: As ``lr_scheduler_type``.
-            num_epochs: Passes over the data, if ``max_steps`` does not decide.
-            max_steps: Update steps; -1 for ``num_epochs``.
-            warmup_steps: Update steps of the warm-up, or their share of the run if below 1.
-            warmup_ratio: The share of the run, by its older name.
-
-        Returns:
-            These arguments.
-        """
-        return set_fields(self, SCHEDULE, locals())
-
-    def set_dataloader(
-        self,
-        train_batch_size: int = 8,
-        eval_batch_size: int = 8,
-        drop_last: bool = False,
-        num_workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = False,
-        prefetch_factor: int | None = None,
-        multiprocessing_context: str | None = None,
-        in_order: bool = True,
-        auto_find_batch_size: bool = False,
-        ignore_data_skip: bool = False,
-        sampler_seed: int | None = None,
-    ) -> Self:
-        """Set the fields of the data loaders and ``data_seed``.
-
-        Args:
-            train_batch_size: Samples of a training batch, on each device.
-            eval_batch_size: Samples of an evaluation batch, on each device.
-            drop_last: Whether a last batch that is not full is left out.
-            num_workers: Processes that load; 0 for the process itself.
-            pin_memory: Whether batches are copied into pinned memory.
-            persistent_workers: Whether workers live on between epochs.
-            prefetch_factor: Batches that each worker loads ahead.
-            multiprocessing_context: How workers are started, such as ``"fork"``.
-            in_order: Whether batches come in the order of the sampler.
-            auto_find_batch_size: Whether a run starts again with smaller batches when memory runs out.
-            ignore_data_skip: Whether a resumed run begins its epoch anew.
-            sampler_seed: Of the order of samples, as ``data_seed``.
-
-        Returns:
-            These arguments.
-        """
-        return set_fields(self, LOADERS, locals())
+    set_training = setters.set_training
+    set_evaluate = setters.set_evaluate
+    set_testing = setters.set_testing
+    set_save = setters.set_save
+    set_logging = setters.set_logging
+    set_push_to_hub = setters.set_push_to_hub
+    set_optimizer = setters.set_optimizer
+    set_lr_scheduler = setters.set_lr_scheduler
+    set_dataloader = setters.set_dataloader
 
 
 @dataclass
 class Seq2SeqTrainingArguments(TrainingArguments):
     """``TrainingArguments`` with five fields for generation in evaluation and prediction."""
 
-    sortish_sampler: bool = option(False, "Without effect in every release.")
-    predict_with_generate: bool = option(False, "Generate in evaluation and prediction.")
-    generation_max_length: int | None = option(None, "Maximum length of generated sequences, in tokens.")
-    generation_num_beams: int | None = option(None, "Number of beams; 1 is greedy search.")
-    generation_config: str | Path | Any | None = option(None, "Generation config: a name, a path or an instance.")
+    sortish_sampler: bool = option(False, "Without effect in every release.").left_to_scripts(
+        "No effect, as in every release of transformers."
+    )
+    predict_with_generate: bool = option(False, "Generate in evaluation and prediction.").done_in(
+        "trainer/seq2seq_trainer.py", "`Seq2SeqTrainer` generates text in evaluation and prediction."
+    )
+    generation_max_length: int | None = option(None, "Maximum length of generated sequences, in tokens.").done_in(
+        "trainer/seq2seq_trainer.py", "`max_length` of the generation."
+    )
+    generation_num_beams: int | None = option(None, "Number of beams; 1 is greedy search.").done_in(
+        "trainer/seq2seq_trainer.py", "`num_beams` of the generation."
+    )
+    generation_config: str | Path | Any | None = option(
+        None, "Generation config: a name, a path or an instance."
+    ).done_in("trainer/seq2seq_trainer.py", "The model's generation config.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-serializable values."""

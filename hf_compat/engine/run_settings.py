@@ -17,8 +17,9 @@ from hf_compat.arguments.convert import from_transformers
 from hf_compat.arguments.deepspeed import use_deepspeed, uses_deepspeed
 from hf_compat.arguments.derived import evaluates, evaluates_in_training
 from hf_compat.arguments.enums import SaveStrategy
+from hf_compat.arguments.fields import declared
 from hf_compat.arguments.problems import Problem, raise_all
-from hf_compat.arguments.releases import defaults, resolve_semantics
+from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.engine.keywords import (
     EVALUATION_KEYWORDS,
     FIELD_KEYWORDS,
@@ -239,7 +240,7 @@ def _is_default(args: TrainingArguments, name: str) -> bool:
     """Return whether ``args`` have the default of a field, or one that is equal to it."""
     if name == "report_to":
         return reports_by_default(args)
-    return name == "disable_tqdm" or bool(getattr(args, name) == defaults()[name])
+    return name == "disable_tqdm" or bool(getattr(args, name) == declared(type(args))[name].default_value)
 
 
 def _contradiction(keyword: str, name: str, current: object) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import fields
 
-from hf_compat.arguments import FIELD_RULES
+from hf_compat.arguments import Seq2SeqTrainingArguments
 
 _BASH = """\
 # Completion of hf-compat {version} for {shell}, written by `hf-compat completion {shell}`.
@@ -78,7 +79,7 @@ def completion(parser: argparse.ArgumentParser, shell: str, version: str) -> str
         choices="\n".join(choices),
         with_script=" | ".join(f'"{name} "*.py' for name, each in commands.items() if _takes_words(each)),
         mixed=" | ".join(f'"{name} "*' for name in _MIXED),
-        fields=" ".join(f"--{rule.field}" for rule in FIELD_RULES),
+        fields=" ".join(f"--{item.name}" for item in fields(Seq2SeqTrainingArguments)),
     )
     return script if shell == "bash" else _ZSH + script
 

@@ -14,13 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hf_compat.arguments import FIELD_RULES, FieldRule, HfArgumentParser, Seq2SeqTrainingArguments
+from hf_compat.arguments import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.arguments.fields import Effect, declared
 from hf_compat.arguments.parser import read_fields
-from hf_compat.arguments.releases import defaults
 from hf_compat.errors import ArgumentsError, ParserError
 from hf_compat.masking import is_secret_name, masked_text, masked_value
 
-_RULES = {rule.field: rule for rule in FIELD_RULES}
+_EFFECTS = {name: item.effect for name, item in declared(Seq2SeqTrainingArguments).items()}
+_DEFAULTS = {name: item.default_value for name, item in declared(TrainingArguments).items()}
 _SETTABLE = {item.name for item in fields(Seq2SeqTrainingArguments) if item.init}
 _PLACES: dict[str, Callable[[str], str]] = {
     "trainer": lambda target: f"lightning.Trainer({target}=...)",
@@ -36,7 +37,6 @@ _MISSPELT = 0.9
 _HEADINGS = ("field", "value", "where", "effect")
 _MAX_VALUE_WIDTH = 40
 
-_FIELDS = {rule.field for rule in FIELD_RULES}
 _ARGUMENTS = {"args", "training_args", "arguments"}
 """Names of variables and attributes that hold the arguments."""
 _CLASSES = {"TrainingArguments", "Seq2SeqTrainingArguments"}
@@ -53,7 +53,7 @@ class Explanation:
     value: object
     """The given value, or the default; tokens are masked."""
     handling: str
-    """As in ``FieldRule``; ``"unknown"`` if it is not a field."""
+    """As in ``Effect``; ``"unknown"`` if it is not a field."""
     where: str
     """The keyword of ``lightning.Trainer``, our module, the new name, or who reads it."""
     effect: str
@@ -66,7 +66,7 @@ class Explanation:
 
 def explain_all() -> list[Explanation]:
     """Return the effect of every field with its default, in the order of declaration."""
-    return [_explain(rule.field, defaults().get(rule.field)) for rule in FIELD_RULES]
+    return [_explain(name, _DEFAULTS.get(name)) for name in _EFFECTS]
 
 
 def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
@@ -77,7 +77,7 @@ def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
     """
     explained = {name: _explain(name, value) for name, value in given.items()}
     for name, problem in _problems({name: value for name, value in given.items() if name in _SETTABLE}):
-        row = explained.get(name) or _explain(name, defaults()[name])
+        row = explained.get(name) or _explain(name, _DEFAULTS[name])
         secrets = [value for field, value in given.items() if is_secret_name(field) and isinstance(value, str)]
         explained[name] = replace(row, problems=(*row.problems, masked_text(problem, secrets)))
     return list(explained.values())
@@ -102,7 +102,7 @@ def explain_call(literals: Mapping[str, Any], computed: Mapping[str, str]) -> li
 
 
 def _handling_of(name: str) -> str | None:
-    return _RULES[name].handling if name in _RULES else None
+    return _EFFECTS[name].handling if name in _EFFECTS else None
 
 
 class _Expression(str):
@@ -196,13 +196,13 @@ def _unusable(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _explain(name: str, value: object) -> Explanation:
     shown = masked_value(name, _plain(value))
-    rule = _RULES.get(name)
-    if rule is None:
+    effect = _EFFECTS.get(name)
+    if effect is None:
         near = _nearest(name, _MIN_SIMILARITY)
         hint = f" Did you mean `{near[0]}`?" if near else ""
         return Explanation(name, shown, "unknown", "the script", f"Not a field of TrainingArguments.{hint}")
     modules = tuple(f"hf_compat/{file}" for file in readers_of(name))
-    return Explanation(name, shown, rule.handling, _place(rule), rule.effect, read_in=modules)
+    return Explanation(name, shown, effect.handling, _place(effect), effect.sentence, read_in=modules)
 
 
 def _nearest(name: str, similarity: float) -> list[str]:
@@ -214,8 +214,8 @@ def is_misspelt(item: Explanation) -> bool:
     return item.handling == "unknown" and bool(_nearest(item.field, _MISSPELT))
 
 
-def _place(rule: FieldRule) -> str:
-    return _PLACES[rule.handling](rule.target)
+def _place(effect: Effect) -> str:
+    return _PLACES[effect.handling](effect.target)
 
 
 def _plain(value: object) -> object:
@@ -295,7 +295,7 @@ def fields_read(tree: ast.AST, *more_names: str) -> set[str]:
                 for item in ast.walk(node.args[1] if literal else tree)
                 if isinstance(item, ast.Constant) and isinstance(item.value, str)
             }
-    return found & _FIELDS
+    return found & _EFFECTS.keys()
 
 
 def _names_of_arguments(tree: ast.AST) -> set[str]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from hf_compat.arguments.derived import epochs_to_train, make_output_folder, saves_checkpoints
-from hf_compat.arguments.releases import defaults, effective_args
+from hf_compat.arguments.fields import declared
+from hf_compat.arguments.releases import effective_args
 from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.states import CheckpointReader, parameter_names
@@ -135,7 +136,8 @@ def _log_as_the_trainer(run: TrainingRun, plan: RunPlan, pl_trainer: pl.Trainer)
     """
     trainer, strategy = run.trainer, effective_args(run.trainer.args).logging_strategy
     every = plan.update_steps_per_epoch if strategy == "epoch" else trainer.state.logging_steps
-    is_set = strategy == "epoch" or (strategy == "steps" and every != defaults()["logging_steps"])
+    default = declared(type(trainer.args))["logging_steps"].default
+    is_set = strategy == "epoch" or (strategy == "steps" and every != default)
     if is_set and "log_every_n_steps" not in run.backend.keywords:
         pl_trainer.log_every_n_steps = int(every)  # type: ignore[attr-defined]
     interval, names = pl_trainer.log_every_n_steps, logging_by_steps(run.backend.callbacks)  # type: ignore[attr-defined]

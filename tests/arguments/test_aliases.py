@@ -7,9 +7,7 @@ from packaging.version import Version
 
 import hf_compat
 from hf_compat.arguments import TrainingArguments
-from hf_compat.arguments.field_rules import FIELD_RULES
-from hf_compat.arguments.fields import ALIASES, checkpointing_keywords, checkpoints_activations
-from hf_compat.arguments.releases import is_field_of
+from hf_compat.arguments.fields import ALIASES, checkpointing_keywords, checkpoints_activations, declared
 from hf_compat.errors import HFCompatWarning
 
 RELEASES = ["4.57.6", "5.24.0"]
@@ -184,6 +182,8 @@ ROWS = [
 ]
 
 
+FIELDS = declared(TrainingArguments)
+
 pytestmark = [
     pytest.mark.usefixtures("restored_environment"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -192,7 +192,8 @@ pytestmark = [
 
 def test_every_alias_has_rows():
     """Each old name has its rows."""
-    aliases = {alias.old for alias in ALIASES} | {rule.field for rule in FIELD_RULES if rule.handling == "alias"}
+    aliases = {alias.old for alias in ALIASES}
+    aliases |= {name for name, item in FIELDS.items() if item.effect.handling == "alias"}
     assert aliases == TABLE.keys() | BY_RELEASE
 
 
@@ -210,7 +211,7 @@ def test_transformers_agrees(look, given, expected):
     """Transformers 4.57 gives the same, as far as it still has the field."""
     transformers = pytest.importorskip("transformers")
     release = Version(transformers.__version__)
-    if release.major > 4 or not all(is_field_of(name, release) for name in given):
+    if release.major > 4 or not all(FIELDS[name].is_of(release) for name in given):
         pytest.skip("needs transformers 4.57, and a field that it has")
     args = transformers.TrainingArguments("out", **{"use_cpu": True, "report_to": "none", **given})
     assert look(args) == expected
@@ -247,7 +248,7 @@ def test_checkpointing_changed_by_one_name_in_a_copy(name, asked, release, winne
 def test_transformers_decides_the_same_in_a_copied_dict(ending, name, asked):
     """Whichever name is changed in a dict by ``to_dict``, passed on or parsed, both sides have the same."""
     transformers = pytest.importorskip("transformers")
-    if not is_field_of(name, Version(transformers.__version__)):
+    if not FIELDS[name].is_of(Version(transformers.__version__)):
         pytest.skip("a field that the release lacks")
     value, other = ({"a": 1}, {"b": 2}) if ending else (asked, not asked)
     found = []

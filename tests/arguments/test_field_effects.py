@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hf_compat import memory
-from hf_compat.arguments import FIELD_RULES
+from hf_compat.arguments import Seq2SeqTrainingArguments
+from hf_compat.arguments.fields import declared
 from tests.support import field_effects as see
 from tests.support.paths import ROOT
 
@@ -230,7 +231,8 @@ SHOWN_ELSEWHERE: dict[str, str] = {
 
 
 def carried_out():
-    return [rule.field for rule in FIELD_RULES if rule.handling in ("trainer", "plan")]
+    fields = declared(Seq2SeqTrainingArguments)
+    return [name for name, item in fields.items() if item.effect.handling in ("trainer", "plan")]
 
 
 def test_every_field_carried_out_has_a_row():

@@ -1,53 +1,55 @@
-"""The rules of fields: one each, what it names exists, and what is refused."""
+"""The declarations of fields: an effect each, what it names exists, and what is refused."""
 
 import dataclasses
 import inspect
 import json
+import typing
 import warnings
 from pathlib import Path
 
 import pytest
 
-from hf_compat.arguments import FIELD_RULES, AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments, checks
-from hf_compat.arguments.fields import ALIASES
-from hf_compat.arguments.releases import defaults
+from hf_compat.arguments import AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments, checks
+from hf_compat.arguments.fields import ALIASES, DeclaredField, declared
 from hf_compat.errors import UnknownArgumentError, UnsupportedArgumentsError
 from tests.support.helpers import RELEASE_4, RELEASE_5
 from tests.support.paths import FACTS_FOLDER
 
 FACTS = json.loads((FACTS_FOLDER / "training_arguments.json").read_text(encoding="utf-8"))
 PACKAGE = Path(inspect.getfile(TrainingArguments)).parents[1]
-NOT_WRITTEN_YET: set[str] = set()
 
 
 def names_of(kind):
     return [item.name for item in dataclasses.fields(kind)]
 
 
-def rules(handling):
-    return [rule for rule in FIELD_RULES if rule.handling == handling]
+def fields_that_are(handling):
+    return [item for item in declared(Seq2SeqTrainingArguments).values() if item.effect.handling == handling]
 
 
-def test_one_rule_per_field():
-    """Every field has one rule, in the order of declaration, and no rule is for a field that is none."""
-    assert [rule.field for rule in FIELD_RULES] == names_of(Seq2SeqTrainingArguments)
+def test_every_field_says_what_becomes_of_it():
+    """Every field is declared with ``option`` and its effect; the enum that it names is that of its type."""
+    types = typing.get_type_hints(Seq2SeqTrainingArguments)
+    for item in dataclasses.fields(Seq2SeqTrainingArguments):
+        assert isinstance(item, DeclaredField)
+        assert item.effect.sentence, item.name
+        assert item.enum is None or item.enum in typing.get_args(types[item.name]), item.name
 
 
 def test_targets_exist():
-    """A rule names a keyword of Lightning's Trainer, a module of ours or a field."""
+    """An effect names a keyword of Lightning's Trainer, a module of ours or a field."""
     lightning = pytest.importorskip("lightning.pytorch")
     keywords = inspect.signature(lightning.Trainer).parameters
-    assert {rule.target for rule in rules("trainer")} <= set(keywords)
-    assert {rule.target for rule in rules("alias")} <= set(names_of(TrainingArguments))
-    missing = {rule.target for rule in rules("plan") if not (PACKAGE / rule.target).exists()}
-    assert missing <= NOT_WRITTEN_YET
+    assert {item.effect.target for item in fields_that_are("trainer")} <= set(keywords)
+    assert {item.effect.target for item in fields_that_are("alias")} <= set(names_of(TrainingArguments))
+    assert [item.name for item in fields_that_are("plan") if not (PACKAGE / item.effect.target).exists()] == []
 
 
-def test_aliases_have_rules():
-    """The table of older names and the table of fields say the same."""
+def test_aliases_are_declared_so():
+    """The table of older names and the declarations say the same."""
     by_release = {"gradient_checkpointing", "gradient_checkpointing_kwargs", "warmup_ratio"}
     by_release |= {"include_tokens_per_second", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap"}
-    told = {(rule.field, rule.target) for rule in rules("alias") if rule.field not in by_release}
+    told = {(item.name, item.effect.target) for item in fields_that_are("alias") if item.name not in by_release}
     assert {(alias.old, alias.new) for alias in ALIASES} == told
 
 
@@ -61,24 +63,24 @@ def test_every_field_has_help():
 
 def off_default(name):
     """Return a value that asks for something."""
-    default = defaults()[name]
+    default = declared(TrainingArguments)[name].default
     special = {"hub_strategy": "end", "debug": "underflow_overflow", "tp_size": 2}
     if name in special:
         return special[name]
     return (not default) if isinstance(default, bool) else 3 if isinstance(default, int) else "x"
 
 
-@pytest.mark.parametrize("rule", rules("unsupported"), ids=lambda rule: rule.field)
-def test_unsupported_fields(rule):
+@pytest.mark.parametrize("field", fields_that_are("unsupported"), ids=lambda field: field.name)
+def test_unsupported_fields(field):
     """A field that cannot be carried out is refused off its default, with advice; at its default it is not."""
-    value = off_default(rule.field)
+    value = off_default(field.name)
     with pytest.raises(UnsupportedArgumentsError) as caught:
-        TrainingArguments("out", **{rule.field: value})
+        TrainingArguments("out", **{field.name: value})
     (problem,) = caught.value.problems
-    assert problem.startswith(f"`{rule.field}=")
-    assert problem.endswith(f"{rule.target}.")
-    for harmless in (defaults()[rule.field], *rule.harmless):
-        TrainingArguments("out", **{rule.field: harmless})
+    assert problem.startswith(f"`{field.name}=")
+    assert problem.endswith(f"{field.effect.target}.")
+    for harmless in (field.default, *field.effect.harmless):
+        TrainingArguments("out", **{field.name: harmless})
 
 
 @pytest.mark.parametrize("name", sorted(set(names_of(Seq2SeqTrainingArguments)) - set(names_of(TrainingArguments))))
@@ -135,10 +137,10 @@ OLDER_NAMES = [
 def test_every_deprecated_field_has_a_row():
     """Whatever any release has deprecated is refused, or its row below shows that it works and warns."""
     shown = {name: warned for row in OLDER_NAMES for name, warned in [(next(iter(row.values[0])), row.values[2])]}
-    refused = {rule.field for rule in rules("unsupported")}
+    refused = {item.name for item in fields_that_are("unsupported")}
     deprecated = {row["name"] for row in FACTS["fields"] if "deprecated" in row}
     assert deprecated - refused == {name for name, warned in shown.items() if warned}
-    assert {rule.field for rule in rules("alias")} <= shown.keys() | refused
+    assert {item.name for item in fields_that_are("alias")} <= shown.keys() | refused
 
 
 @pytest.mark.parametrize(("old", "new", "warned"), OLDER_NAMES)

@@ -12,21 +12,15 @@ from packaging.version import Version
 import hf_compat
 from hf_compat import Trainer
 from hf_compat.arguments import TrainingArguments, from_transformers
-from hf_compat.arguments.releases import (
-    ADDED,
-    DROPPED,
-    NEWEST_RELEASE,
-    OWN_FIELDS,
-    defaults,
-    is_field_of,
-    resolve_semantics,
-)
+from hf_compat.arguments.fields import declared
+from hf_compat.arguments.releases import NEWEST_RELEASE, resolve_semantics
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import FACTS_FOLDER
 
 transformers = pytest.importorskip("transformers")
 
 RELEASE = resolve_semantics().release
+FIELDS = declared(hf_compat.Seq2SeqTrainingArguments)
 SCRIPTS_OWN = {
     "warmup_ratio": (float, 0.5, 0.25),
     "evaluation_strategy": (str, "epoch", "steps"),
@@ -81,7 +75,7 @@ SETTINGS = {
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("name", [name for name in SCRIPTS_OWN if not is_field_of(name, RELEASE)])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS_OWN if not FIELDS[name].is_of(RELEASE)])
 def test_the_run_is_that_of_transformers(name, tmp_path):
     """Run and script's value are those of the same subclass of transformers' arguments, ours and converted."""
     value = SCRIPTS_OWN[name][2]
@@ -97,7 +91,7 @@ def test_the_run_is_that_of_transformers(name, tmp_path):
     assert seen["ours"] == seen["upstream"] == seen["mixed"]
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS_OWN if not is_field_of(name, RELEASE)])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS_OWN if not FIELDS[name].is_of(RELEASE)])
 def test_nothing_is_taken_from_it(name, recwarn):
     """The library's other fields are as without it, nothing is warned of, and a copy has the script's value."""
     _, default, value = SCRIPTS_OWN[name]
@@ -139,21 +133,21 @@ def test_setters_leave_it_alone():
 
 
 def test_the_installed_release_has_the_fields():
-    """The table of fields added and dropped is right about the installed release."""
+    """The declarations are right about the installed release."""
     here = {item.name for item in dataclasses.fields(transformers.TrainingArguments)}
-    assert {name for name in defaults() if is_field_of(name, RELEASE)} == here
-    assert not OWN_FIELDS & here
+    assert {name for name, item in declared(TrainingArguments).items() if item.is_of(RELEASE)} == here
 
 
 def test_every_release_has_its_fields():
-    """The table is right about every release from 4.57 on whose fields are known."""
+    """They are right about every release from 4.57 on whose fields are known."""
     facts = json.loads((FACTS_FOLDER / "training_arguments.json").read_text(encoding="utf-8"))["fields"]
     known = {Version(row[end]) for row in facts for end in ("first", "last")} | {NEWEST_RELEASE}
     for row in facts:
         for release in (each for each in known if each >= Version("4.57.1")):
             has = Version(row["first"]) <= release <= Version(row["last"])
-            assert is_field_of(row["name"], release) == has, (row["name"], release)
-    assert {*ADDED, *DROPPED} <= {"4.57", "5.0", "5.2", "5.6", "5.15", "5.23"}
+            assert FIELDS[row["name"]].is_of(release) == has, (row["name"], release)
+    named = {str(end) for item in FIELDS.values() for end in (item.since, item.until) if end is not None}
+    assert named <= {"4.57", "5.0", "5.2", "5.6", "5.15", "5.23"}
 
 
 def test_converted_arguments():

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from hf_compat.arguments import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.arguments.releases import OWN_FIELDS
+from hf_compat.arguments.fields import declared
 
 transformers = pytest.importorskip("transformers")
 
+OWN_FIELDS = {name for name, item in declared(TrainingArguments).items() if item.is_ours}
 OTHER_RELEASE = "4.57" if transformers.__version__ >= "5" else "5.23"
 BOTH = {
     "arguments": (transformers.TrainingArguments, TrainingArguments),
