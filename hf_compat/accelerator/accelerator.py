@@ -361,12 +361,18 @@ class Accelerator(ProcessState):
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def unscale_gradients(self, optimizer: Optimizer | Iterable[Optimizer] | None = None) -> None:
-        """Unscale the gradients of ``optimizer`` with fp16, by default those of optimizers that were prepared."""
+        """Unscale the gradients of ``optimizer`` with fp16, by default those of optimizers that were prepared.
+
+        Those of the Trainer's are unscaled already where it clips them, and stay as they are.
+        """
         if self.scaler is None:
             return
         given = self._prepared_optimizers if optimizer is None else optimizer
+        done = getattr(self._backend.precision, "unscaled", None)
         for item in [given] if isinstance(given, Optimizer) else given:
-            self.scaler.unscale_(item.optimizer if isinstance(item, PreparedOptimizer) else unwrap_optimizer(item))
+            inner = item.optimizer if isinstance(item, PreparedOptimizer) else unwrap_optimizer(item)
+            if inner is not done:
+                self.scaler.unscale_(inner)
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Run the backward pass of ``loss`` in which LOMO updates the parameters with ``learning_rate``."""

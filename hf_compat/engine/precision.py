@@ -105,6 +105,8 @@ class ForwardMixedPrecision(MixedPrecision):
     """Whether the model's forward enters autocast; otherwise the strategy casts parameters, inputs and outputs."""
     step_was_skipped = False
     """Whether the gradient scaler skipped the last optimizer step; see :func:`scaled_step`."""
+    unscaled: Optimizer | None = None
+    """The optimizer that is about to be stepped, whose gradients are unscaled; None at other times."""
 
     def forward_context(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Return a context that does nothing: the model's forward enters autocast itself."""
@@ -134,8 +136,12 @@ class ForwardMixedPrecision(MixedPrecision):
         if self.scaler is None:
             call_hook(model, "on_before_optimizer_step", optimizer)
             return optimizer.step(**kwargs)
-        self.scaler.unscale_(unwrap_optimizer(optimizer))
-        call_hook(model, "on_before_optimizer_step", optimizer)
+        self.unscaled = unwrap_optimizer(optimizer)
+        self.scaler.unscale_(self.unscaled)
+        try:
+            call_hook(model, "on_before_optimizer_step", optimizer)
+        finally:
+            self.unscaled = None
         output, self.step_was_skipped = scaled_step(self.scaler, optimizer, **kwargs)
         return output
 

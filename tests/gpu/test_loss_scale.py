@@ -119,3 +119,37 @@ def test_each_trial_begins_with_the_first_scale(tmp_path):
     first, second, last = run_on_gpu(scales_of_trials, tmp_path / "ours", "hf_compat")
     assert first == second > last
     assert run_on_gpu(scales_of_trials, tmp_path / "theirs", "transformers") == [first, second, last]
+
+
+def clipped_norms(folder: Path, library: str, unscale: str | None) -> list[float]:
+    """Return the norms that an override of ``_clip_grad_norm`` finds, which unscales gradients before if it is to.
+
+    Args:
+        folder: Where the run writes.
+        library: Whose Trainer.
+        unscale: ``"all"`` optimizers, its ``"own"``, or None.
+    """
+    trainers = {"transformers": transformers, "hf_compat": hf_compat}[library]
+    args = trainers.TrainingArguments(
+        str(folder), max_steps=3, fp16=True, save_strategy="no", logging_steps=1, disable_tqdm=True, report_to="none"
+    )
+
+    class Clips(trainers.Trainer):  # type: ignore[misc, name-defined]  # either library's
+        def _clip_grad_norm(self, model: Any) -> Any:
+            if unscale is not None:
+                self.accelerator.unscale_gradients(*[self.optimizer] * (unscale == "own"))
+            return torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    torch.manual_seed(0)
+    trainer = Clips(helpers.PlainModel(dropout=0.0), args, train_dataset=helpers.ListDataset(helpers.vector_rows(24)))
+    trainer.train()
+    return [log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log]
+
+
+@pytest.mark.skipif(not hasattr(transformers.Trainer, "_clip_grad_norm"), reason="transformers 4.57 has no such method")
+def test_an_override_clips_unscaled_gradients(tmp_path):
+    """An override may unscale gradients, as with transformers, where it has to if it clips them itself."""
+    ours = [run_on_gpu(clipped_norms, tmp_path / "ours", "hf_compat", unscale) for unscale in ("own", "all", None)]
+    theirs = [run_on_gpu(clipped_norms, tmp_path / "theirs", "transformers", unscale) for unscale in ("own", None)]
+    assert ours == [theirs[0]] * 3
+    assert theirs[1][0] == 65536 * theirs[0][0]

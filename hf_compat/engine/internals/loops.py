@@ -277,7 +277,7 @@ def refer_weakly_to(pl_trainer: pl.Trainer) -> None:
                 vars(callback).pop(name, None)
     if module is not None and module._trainer is pl_trainer:
         module._trainer = None
-    pl_trainer.profiler._lightning_module = None
+    pl_trainer.profiler._lightning_module = None  # type: ignore[attr-defined]
 
 
 @contextmanager
