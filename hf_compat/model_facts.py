@@ -246,6 +246,21 @@ def is_bare_model(model: nn.Module) -> bool:
     return type(model).__name__ in bare and not takes_labels
 
 
+def lightning_methods_of(model: nn.Module) -> list[str]:
+    """Return the names of the LightningModule's methods that ``model`` overrides, besides ``forward``; [] of others."""
+    kinds = type(model).__mro__
+    base = next((kind for kind in kinds if kind.__name__ == "LightningModule" and kind.__module__ in _LIGHTNING), None)
+    if base is None or any(kind.__module__.startswith("hf_compat.") for kind in kinds):
+        return []
+    own = {name: None for kind in kinds[: kinds.index(base)] for name in vars(kind)}
+    return [
+        name
+        for name in own
+        if name.endswith(("_step", "_dataloader")) or name.startswith(("on_", "configure_"))
+        if callable(getattr(base, name, None))
+    ]
+
+
 def lacks_forward(model: nn.Module) -> bool:
     """Return whether ``model`` is a LightningModule that, like its base classes, computes nothing when it is called."""
     if "forward" in vars(model) or not is_instance_of(model, *(f"{place}.LightningModule" for place in _LIGHTNING)):

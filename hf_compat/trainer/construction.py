@@ -46,6 +46,7 @@ from hf_compat.model_facts import (
     is_peft_model,
     is_presharded,
     lacks_forward,
+    lightning_methods_of,
     shifts_labels,
     unwrap_peft,
 )
@@ -367,16 +368,8 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
         check_is_module(model, "call_model_init")
     assert model is not None, "checked before"
     check_is_model(model, "`model`")
-    if is_bare_model(model) and _uses_model_loss(trainer):
-        raise ModelError(
-            f"`model`: {type(model).__name__} computes hidden states only and cannot be used as is for training. "
-            "Use a model with a head for the task, such as an `AutoModelFor...`."
-        )
-    if lacks_forward(model) and _uses_model_loss(trainer) and is_ours(type(trainer)._wrap_model):
-        raise UntrainableModelError(
-            f"`model`: {type(model).__name__} is a LightningModule. Pass an nn.Module whose `forward` returns the "
-            "loss; see docs/from_lightning.md."
-        )
+    if _uses_model_loss(trainer):
+        _check_computes_loss(trainer, model)
     backend, layout = trainer.lightning_backend, trainer.lightning_backend.process_layout
     check_loaded_model(model, is_alone=layout.launch.world_size == 1 and layout.start is None)
     if trainer.model_init is not None:
@@ -390,6 +383,28 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
     if trainer.place_model_on_device and backend.process_layout.start is None:  # started processes move it themselves
         move_to_device(trainer, model)
     return model
+
+
+def _check_computes_loss(trainer: Trainer, model: nn.Module) -> None:
+    """Raise if ``model`` has no loss to train on; warn of a LightningModule, of whose methods one is called."""
+    name = type(model).__name__
+    if is_bare_model(model):
+        raise ModelError(
+            f"`model`: {name} computes hidden states only and cannot be used as is for training. Use a model with a "
+            "head for the task, such as an `AutoModelFor...`."
+        )
+    if lacks_forward(model) and is_ours(type(trainer)._wrap_model):
+        raise UntrainableModelError(
+            f"`model`: {name} is a LightningModule. Pass an nn.Module whose `forward` returns the loss; the page "
+            "'Coming from Lightning' says where its methods go."
+        )
+    if methods := lightning_methods_of(model):
+        trainer.warn_once(
+            f"`model`: {name} is a LightningModule. The Trainer calls its `forward`, as of every model, and none of "
+            f"{', '.join(f'`{method}`' for method in methods)}. Train it with `lightning.Trainer`, or move them to "
+            "where the page 'Coming from Lightning' says.",
+            stacklevel=5,
+        )
 
 
 def _check_made_model(trainer: Trainer, model: nn.Module) -> None:

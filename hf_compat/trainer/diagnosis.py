@@ -363,6 +363,8 @@ def _memory(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str
 
 
 _ADVICE = {
+    r"'Window' object (is not subscriptable|has no attribute|is not iterable)": "A batch of Lightning's training hooks "
+    "is the window of an update step: `batch.batches` has what the model is given, for each accumulated batch.",
     r"device-side assert|CUBLAS_STATUS_(NOT|ALLOC|EXEC)": "The GPU does not say what failed. Run it once with "
     "`use_cpu=True`, where the same mistake has its own message; most often ids or labels are out of range.",
     r"tensors to be on the same device|is not on the expected device": "The Trainer moves the model and its inputs. "

@@ -15,11 +15,19 @@ import libcst as cst
 from libcst.metadata import PositionProvider, QualifiedNameProvider
 
 from hf_compat.atomic_files import write_bytes
-from hf_compat.errors import ReportError, require_package
+from hf_compat.errors import ReportError
 from hf_compat.installing.places import BASES, is_watched
 from hf_compat.overriding import NEVER_CALLED
 from hf_compat.tools.explain import Explanation, as_table, explain_call, explain_command_line
-from hf_compat.tools.port.rewriting import DEFAULTS, absolute_module, dotted, is_moved, is_trainer_module
+from hf_compat.tools.port.rewriting import (
+    DEFAULTS,
+    absolute_module,
+    dotted,
+    find_changes,
+    is_moved,
+    is_trainer_module,
+    rewritten,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +75,9 @@ def port_script(script: str, words: Sequence[str] = ()) -> Port:
         words: Its arguments on the command line, if they are to be explained.
 
     Raises:
-        MissingPackageError: If libcst is not installed.
         ParserError: If ``words`` cannot be parsed.
         ReportError: If the file cannot be read, or is not Python.
     """
-    require_package("libcst", extra="port", purpose="`hf-compat port`")
-    import libcst as cst
-
-    from hf_compat.tools.port.rewriting import find_changes, rewritten
-
     path = Path(script)
     try:
         before = path.read_bytes()

@@ -1,0 +1,71 @@
+"""What the page for those who come from Lightning says of numbers."""
+
+import copy
+
+import lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hf_compat import Trainer, TrainingArguments
+from tests.support.helpers import ListDataset
+from tests.support.trainers import QUIET
+
+
+class Loss(nn.Module):
+    """A model that returns its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x, labels):
+        predicted = self.model(x)
+        return {"loss": nn.functional.mse_loss(predicted, labels), "predicted": predicted}
+
+
+class Module(lightning.LightningModule):
+    """The same, as a person writes it for Lightning."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(**batch)["loss"]
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.0)
+
+
+def test_a_run_of_plain_lightning_ends_with_the_same_weights(tmp_path):
+    """With the defaults undone that differ, and one order of samples, weights are equal to the last bit."""
+    torch.manual_seed(0)
+    inputs = torch.randn(20, 4)
+    rows = [{"x": each, "labels": each.sum(0, keepdim=True)} for each in inputs]
+    theirs = Loss()
+    ours = copy.deepcopy(theirs)
+    plain = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        gradient_clip_val=0.5,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    plain.fit(Module(theirs), DataLoader(rows, 8, shuffle=False))
+    args = TrainingArguments(
+        str(tmp_path),
+        **QUIET,
+        num_train_epochs=3,
+        learning_rate=0.01,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.5,
+        optim="adamw_torch",
+        train_sampling_strategy="sequential",
+        save_strategy="no",
+    )
+    Trainer(ours, args, train_dataset=ListDataset(rows)).train()
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(weight, ours.state_dict()[name])
