@@ -471,7 +471,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "save_safetensors",
         "plan",
-        "trainer/trainer.py",
+        "trainer/model_files.py",
         "With False, weights are saved with `torch.save`, if the release supports it.",
     ),
     FieldRule("no_cuda", "alias", "use_cpu", "Old name of `use_cpu`."),

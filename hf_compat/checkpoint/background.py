@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -84,30 +83,34 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def to_host(value: Any, *, private: Iterable[Tensor] = (), buffers: HostBuffers | None = None) -> Any:
-    """Return a copy of ``value`` in host memory that shares nothing with it but the memory of ``private``.
+def to_host(value: Any, buffers: HostBuffers | None = None) -> Any:
+    """Return a copy of ``value`` in host memory that shares nothing with it.
 
     Tensors that share memory share it in the copy too, so that the files written of either are the same.
 
     Args:
         value: Tensors, plain values, and dicts, lists and tuples of them.
-        private: Tensors in host memory that nothing else uses.
         buffers: Where the memory of the copy comes from. Default: it is new.
     """
-    copier = _Copier(private, buffers or HostBuffers())
+    copier = _Copier(buffers or HostBuffers())
     copied = copier.copied(value)
     copier.finish()
     return copied
 
 
-def clones_on_host(state: Mapping[str, Any], *, buffers: HostBuffers) -> dict[str, Any]:
+def as_it_is(value: Any, buffers: HostBuffers) -> Any:
+    """Return ``value``, which has been made for the checkpoint: in host memory, and nothing else uses it."""
+    return value
+
+
+def clones_on_host(state: Mapping[str, Any], buffers: HostBuffers) -> dict[str, Any]:
     """Return a copy of ``state`` in host memory, in which no tensor shares memory: each may be part of a larger one.
 
     Args:
         state: A state dict.
         buffers: Where the memory of the copy comes from.
     """
-    copier = _Copier((), buffers)
+    copier = _Copier(buffers)
     copied = {
         name: copier.cloned(value) if isinstance(value, Tensor) else copier.copied(value)
         for name, value in state.items()
@@ -119,12 +122,11 @@ def clones_on_host(state: Mapping[str, Any], *, buffers: HostBuffers) -> dict[st
 class _Copier:
     """Copies each object once, however often it is met; GPUs copy on streams of their own until ``finish``."""
 
-    def __init__(self, private: Iterable[Tensor], buffers: HostBuffers) -> None:
+    def __init__(self, buffers: HostBuffers) -> None:
         self._memory = buffers
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._copies: dict[int, tuple[object, Any]] = {}  # with the original, whose id must not be reused meanwhile
-        storages = (tensor.untyped_storage() for tensor in private)
-        self._storages: dict[int, torch.UntypedStorage] = {storage._cdata: storage for storage in storages}
+        self._storages: dict[int, torch.UntypedStorage] = {}
 
     def copied(self, value: Any) -> Any:
         if id(value) not in self._copies:
@@ -210,13 +212,6 @@ ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
 """If set to 1, checkpoints are saved in the background, as with ``TrainingArguments(save_async=True)``."""
 
 
-Value = TypeVar("Value")
-Write: TypeAlias = Callable[[], object]
-"""A deferred call that writes a file."""
-SharedWrite: TypeAlias = Callable[[ProcessGroup | None], object]
-"""A deferred call that every rank makes, each for its part; they communicate through the process group."""
-
-
 def is_requested(args: TrainingArguments) -> bool:
     """Return whether the arguments or the environment request saving in the background."""
     return bool(args.save_async) or is_switched_on(ENVIRONMENT_VARIABLE)
@@ -238,184 +233,76 @@ def _shell_of(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     return made[id(module)]
 
 
-class Deferred:
-    """Deferred calls that write one checkpoint.
+def shell_of(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model`` with the same parameters, for writing a given state dict.
 
-    Args:
-        group: The process group of the thread that makes them; None with a world size of 1.
-
-    Attributes:
-        place: The folder that they write into, once it is there.
-        own: The calls of this rank alone.
-        shared: The calls that every rank makes.
+    Training may change which parameters the modules of a model have, as that of a sharded one does, and the
+    configuration; the copy's stay.
     """
-
-    def __init__(self, group: ProcessGroup | None = None) -> None:
-        self.group = group
-        self.place: Path | None = None
-        self.own: list[Write] = []
-        self.shared: list[SharedWrite] = []
-
-    def write(self) -> None:
-        """Make the calls.
-
-        Shared ones come first: they fail on all ranks or on none, whereas a rank whose own call failed would leave the
-        others waiting.
-        """
-        for shared in self.shared:
-            shared(self.group)
-        for own in self.own:
-            own()
+    shell = _shell_of(model, {})
+    configurations = {name: value for name, value in vars(shell).items() if name in _CONFIGURATIONS}
+    vars(shell).update(copy.deepcopy(configurations))
+    return shell
 
 
-class CheckpointFileWriter:
-    """Makes calls that write files: immediately, perhaps two at once, or inside ``deferred`` later and from a snapshot.
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """A file of a checkpoint, or several of one library: what is collected of the run, and what writes it."""
 
-    Attributes:
-        buffers: The memory of snapshots.
-    """
+    save: Callable[..., object]
+    """Writes it: called with content and path and, if all ranks write it together, ``group``."""
+    content: Any
+    """Tensors, plain values, and dicts, lists and tuples of them."""
+    path: Path
+    """The file, or the folder of several."""
+    copy: Callable[[Any, HostBuffers], Any] = to_host
+    """Returns a copy of the content, in host memory, that training leaves alone."""
+    by_all_ranks: bool = False
+    """Whether every rank writes its part of it; they communicate through the process group ``group``."""
 
-    def __init__(self) -> None:
-        self.buffers = HostBuffers()
-        self._deferred: Deferred | None = None
-        self._shared: dict[str, Any] | None = None
-        self._private: list[Tensor] = []
-        self._concurrent = BackgroundTasks()
-        self._may_be_concurrent = False
-
-    @contextmanager
-    def checkpoint(self) -> Iterator[None]:
-        """Context in which one checkpoint is written; what was called ``concurrently`` has ended when it ends."""
-        before, self._shared = self._shared, {}
-        try:
-            yield
-            self.finish_concurrent()
-        except BaseException:
-            with suppress(BaseException):  # the first error is raised
-                self.finish_concurrent()
-            raise
-        finally:
-            self._shared = before
-
-    def is_first(self, name: str) -> bool:
-        """Return whether what two parts of a checkpoint share, here ``name``, is still to be written.
-
-        Outside ``checkpoint`` always: a user may save again what has changed.
-        """
-        is_new = self._shared is None or name not in self._shared
-        if self._shared is not None:
-            self._shared[name] = None
-        return is_new
-
-    def shared(self, name: str, make: Callable[[], Value]) -> Value:
-        """Return what ``make`` returns, called once for all parts of a checkpoint; outside ``checkpoint`` each time."""
-        if self._shared is None:
-            return make()
-        if name not in self._shared:
-            self._shared[name] = make()
-        value: Value = self._shared[name]
-        return value
-
-    def __call__(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Call ``write`` with the arguments, or defer the call."""
-        if self._deferred is None:
-            write(*args, **kwargs)
-        else:
-            self._deferred.own.append(partial(write, *args, **kwargs))
-
-    def concurrently(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Call ``write`` in a thread inside ``allowing_concurrent``; otherwise call it now, or defer the call."""
-        if self._may_be_concurrent:
-            self._concurrent.start(partial(write, *args, **kwargs))
-        else:
-            self(write, *args, **kwargs)
-
-    def finish_concurrent(self) -> None:
-        """Wait for the call that was made in a thread; what follows may depend on it, or change what it writes.
-
-        Raises:
-            Exception: Its error.
-        """
-        self._concurrent.wait()
-
-    @contextmanager
-    def allowing_concurrent(self) -> Iterator[None]:
-        """Context, inside ``checkpoint``, in which ``concurrently`` writes a file while those after it are written."""
-        before, self._may_be_concurrent = self._may_be_concurrent, True
-        try:
-            yield
-        finally:
-            self._may_be_concurrent = before
-
-    def collectively(self, write: Callable[..., object], *args: Any) -> None:
-        """Call ``write`` with the arguments and ``group``, a process group, or defer the call; every rank calls it."""
-        if self._deferred is None:
-            write(*args, group=None)
-        else:
-            self._deferred.shared.append(lambda group: write(*args, group=group))
-
-    @contextmanager
-    def already_copied(self, state: dict[str, Any]) -> Iterator[None]:
-        """Context in which ``snapshot`` does not copy the tensors of ``state``: in host memory already, and private."""
-        before, self._private = self._private, [item for item in state.values() if isinstance(item, Tensor)]
-        try:
-            yield
-        finally:
-            self._private = before
-
-    def snapshot(self, state: Any) -> Any:
-        """Return ``state``; if calls are deferred a copy of it in host memory, except for what is ``already_copied``.
+    def write(self, group: ProcessGroup | None = None) -> None:
+        """Write it.
 
         Args:
-            state: Tensors, plain values, and dicts, lists and tuples of them.
+            group: The process group of the thread that writes. Default: the group of training.
         """
-        if self._deferred is None:
-            return state
-        return to_host(state, private=self._private, buffers=self.buffers)
+        self.save(self.content, self.path, **({"group": group} if self.by_all_ranks else {}))
 
-    @contextmanager
-    def dropping_a_failed_snapshot(self) -> Iterator[None]:
-        """Context, when calls are deferred, that an error leaves without what was copied: its memory is used again."""
-        try:
-            yield
-        except BaseException:
-            self.buffers.give_back()
-            raise
 
-    def state_of(self, model: nn.Module) -> dict[str, Any] | None:
-        """Return a copy of the model's state dict if calls are deferred; else None, for the one it has when written."""
-        return None if self._deferred is None else self.snapshot(model.state_dict())
+Put: TypeAlias = Callable[[CheckpointFile], object]
+"""What takes each file when it is collected: ``CheckpointFile.write`` at once, ``Snapshot.add`` in the background."""
 
-    def clones_of(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of the state dict ``state`` in host memory, in which no tensor shares memory with another."""
-        return clones_on_host(state, buffers=self.buffers)
 
-    def shell_of(self, model: nn.Module) -> nn.Module:
-        """Return ``model``, or if calls are deferred a copy with the same parameters, for writing a given state dict.
+class Snapshot:
+    """The files of one checkpoint, for the thread that writes them: their contents are copies in host memory.
 
-        Training may change which parameters the modules of a model have, as that of a sharded one does, and the
-        configuration; the copy's stay.
+    Args:
+        buffers: Where the memory of the copies comes from.
+        group: The process group of the thread; None with a world size of 1.
+
+    Attributes:
+        folder: The folder that they are written into, once it is there.
+        files: What has been collected.
+    """
+
+    def __init__(self, buffers: HostBuffers, group: ProcessGroup | None = None) -> None:
+        self._memory = buffers
+        self.group = group
+        self.folder: Path | None = None
+        self.files: list[CheckpointFile] = []
+
+    def add(self, file: CheckpointFile) -> None:
+        """Copy the content of ``file``, and keep it."""
+        self.files.append(replace(file, content=file.copy(file.content, self._memory)))
+
+    def write(self) -> None:
+        """Write the files.
+
+        Those that all ranks write come first: they fail on all ranks or on none, whereas a rank that could not write
+        one of its own would leave the others waiting.
         """
-        if self._deferred is None:
-            return model
-        shell = _shell_of(model, {})
-        configurations = {name: value for name, value in vars(shell).items() if name in _CONFIGURATIONS}
-        vars(shell).update(copy.deepcopy(configurations))
-        return shell
-
-    @property
-    def is_deferring(self) -> bool:
-        """Whether calls are deferred."""
-        return self._deferred is not None
-
-    @contextmanager
-    def deferred(self, calls: Deferred) -> Iterator[None]:
-        """Add to ``calls`` each call that would write, instead of making it."""
-        before, self._deferred = self._deferred, calls
-        try:
-            yield
-        finally:
-            self._deferred = before
+        for file in sorted(self.files, key=lambda file: not file.by_all_ranks):
+            file.write(self.group)
 
 
 class BackgroundTasks:

@@ -6,6 +6,7 @@ the metadata are read by an unpickler with a list of allowed classes, values lik
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import os
@@ -29,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from hf_compat.checkpoint import names
-from hf_compat.checkpoint.background import CheckpointFileWriter
+from hf_compat.checkpoint.background import CheckpointFile, Put
 from hf_compat.checkpoint.publish import errno_of, is_write_failure
 from hf_compat.checkpoint.unpickle import cause_of, enum_member, load_trusted
 from hf_compat.errors import CheckpointError, CheckpointWriteError
@@ -186,20 +187,19 @@ def _first_failure(error: BaseException) -> BaseException:
     return next(iter(failures.values()))[0] if failures else error
 
 
-def save(state: dict[str, Any], folder: Path, *, file_writer: CheckpointFileWriter | None = None) -> None:
+def save(state: dict[str, Any], folder: Path, put: Put = CheckpointFile.write) -> None:
     """Save the nested state dict ``state`` into ``folder``; every rank has to call it, and saves its shards.
 
     Args:
         state: Tensors, DTensors and plain values in dicts and lists.
         folder: Created if it does not exist.
-        file_writer: Writes files, possibly in the background. Default: immediately.
+        put: Takes the files. Default: they are written at once.
 
     Raises:
         CheckpointWriteError: On every rank, if any could not write.
         CheckpointError: On every rank, if any could not save for another reason.
     """
-    file_writer = file_writer or CheckpointFileWriter()
-    file_writer.collectively(_save, file_writer.snapshot(state), folder)
+    put(CheckpointFile(_save, state, folder, by_all_ranks=True))
 
 
 def _save(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None) -> None:
@@ -271,7 +271,9 @@ class _Gathering:
         if isinstance(value, Mapping):
             items = ((key, self.full_tensors(item)) for key, item in value.items())
             return {key: item for key, item in items if self._keeps or not isinstance(value[key], Tensor)}
-        return type(value)(map(self.full_tensors, value)) if type(value) in (list, tuple) else value
+        if type(value) in (list, tuple):
+            return type(value)(map(self.full_tensors, value))
+        return copy.deepcopy(value)
 
     def _gather(self, tensor: Tensor) -> Tensor | None:
         if not isinstance(tensor, DTensor):

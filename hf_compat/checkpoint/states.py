@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from hf_compat.checkpoint import distributed_files, names
-from hf_compat.checkpoint.background import CheckpointFileWriter
+from hf_compat.checkpoint.background import CheckpointFile, Put, as_it_is
 from hf_compat.checkpoint.names import TRAINING_ARGS_NAME, rng_state_name
 from hf_compat.checkpoint.unpickle import is_trusted, load_trusted
 from hf_compat.distributed.accelerators import accelerator_module, accelerator_type
@@ -343,11 +343,10 @@ class Stateful(Protocol):
 
 
 def save_state_file(
-    source: Stateful, folder: str | os.PathLike[str], name: str, *, file_writer: CheckpointFileWriter | None = None
+    source: Stateful, folder: str | os.PathLike[str], name: str, put: Put = CheckpointFile.write
 ) -> None:
-    """Save ``source.state_dict()`` to ``folder/name``, immediately or when ``file_writer`` does."""
-    file_writer = file_writer or CheckpointFileWriter()
-    file_writer(torch.save, file_writer.snapshot(source.state_dict()), Path(folder, name))
+    """Save ``source.state_dict()`` to ``folder/name``, at once or as ``put`` does."""
+    put(CheckpointFile(torch.save, source.state_dict(), Path(folder, name)))
 
 
 def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str) -> None:
@@ -445,10 +444,16 @@ def _generators(kind: str) -> Any:
 
 
 def save_rng_state(
-    folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1, distributed: bool = False
+    folder: str | os.PathLike[str],
+    put: Put = CheckpointFile.write,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    distributed: bool = False,
 ) -> None:
     """Save the states of the global generators of ``rank`` into ``folder``; ``distributed`` as in ``rng_state``."""
-    torch.save(rng_state(distributed=distributed), Path(folder, rng_state_name(rank, world_size)))
+    path = Path(folder, rng_state_name(rank, world_size))
+    put(CheckpointFile(torch.save, rng_state(distributed=distributed), path, copy=as_it_is))
 
 
 def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> bool:

@@ -1,31 +1,22 @@
-"""``CheckpointWriter``: writes a checkpoint folder from its parts, synchronously or in the background."""
+"""``CheckpointWriter``: writes a checkpoint folder, synchronously or in the background."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from hf_compat.checkpoint import publish
-from hf_compat.checkpoint.background import BackgroundTasks, CheckpointFileWriter, Deferred
+from hf_compat.checkpoint.background import BackgroundTasks, HostBuffers, Put, Snapshot
 from hf_compat.checkpoint.flushing import Checksums, flushing_early
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A file, or a group of files, of a checkpoint."""
-
-    write: Callable[[Path], object]
-    """Writes into the given folder. Created for each save, since methods may be replaced in between."""
-    deferrable: bool = False
-    """Whether it may be written in the background, from a snapshot, or while the next ones are written; not if a
-    subclass overrides its methods."""
+Value = TypeVar("Value")
 
 
 def _never() -> bool:
@@ -44,8 +35,8 @@ class CheckpointWriter:
     """Writes checkpoints, synchronously or in the background; a folder appears only when it is complete.
 
     Attributes:
-        file_writer: Writes files of the parts, immediately or deferred.
-        saver: Runs deferred writes in a thread.
+        buffers: The memory of snapshots.
+        saver: Writes a snapshot in a thread.
         remover: Removes the files of deleted checkpoints in a thread: those of one save before the next begins.
         owned: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
         last_step: The update step of the last checkpoint; None if the run has not written any.
@@ -55,7 +46,7 @@ class CheckpointWriter:
     """
 
     def __init__(self) -> None:
-        self.file_writer = CheckpointFileWriter()
+        self.buffers = HostBuffers()
         self.saver = BackgroundTasks()
         self.remover = BackgroundTasks()
         self.owned: OwnedCheckpoints | None = None
@@ -63,6 +54,7 @@ class CheckpointWriter:
         self.begun_in = Path()
         self.is_writing = False
         self._is_in_background = False  # not known to have ended on every rank: the same on all
+        self._made: dict[str, Any] | None = None  # for all files of the checkpoint that is being saved
 
     @property
     def _run_id(self) -> str | None:
@@ -77,112 +69,147 @@ class CheckpointWriter:
         finally:
             self.is_writing = before
 
+    def once(self, name: str, make: Callable[[], Value]) -> Value:
+        """Return what ``make`` returns, called once for all files of a checkpoint; outside of a save each time."""
+        if self._made is None:
+            return make()
+        if name not in self._made:
+            self._made[name] = make()
+        value: Value = self._made[name]
+        return value
+
+    @contextmanager
+    def _one_checkpoint(self) -> Iterator[None]:
+        before, self._made = self._made, {}
+        try:
+            yield
+        finally:
+            self._made = before
+
     def write(
         self,
         folder: Path,
-        parts: Iterable[Part],
+        save: Callable[[Path], object],
         *,
         step: int,
         launch: Launch,
         writes_files: bool,
-        background: bool,
-        timeout: timedelta = timedelta(minutes=30),
         then: Sequence[Callable[[Path], object]] = (),
-        must_finish: Callable[[], bool] = _never,
     ) -> None:
         """Write the checkpoint ``folder``; every rank has to call it.
 
-        In the background, each rank copies the states that it writes to the CPU, which needs as much memory as its
-        files have bytes, until the end of the run, and a thread writes them, one checkpoint at a time. Parts that are
-        not deferrable are written synchronously. The folder appears when every rank has written and flushed all parts.
+        The folder appears when every rank has written and flushed all files.
 
         Args:
             folder: The folder; an existing one is replaced, or the one that a link leads to.
-            parts: The parts, in the order in which they are written.
+            save: Writes the files into the folder that it gets.
             step: The update step.
             launch: Rank and world size.
             writes_files: Whether this rank writes the files that are equal on all ranks.
-            background: Write in the background.
-            timeout: How long, in the background, the threads of two ranks wait for each other.
-            then: Called with the complete folder: in the background by the threads of ranks that write the files that
-                are equal on all, otherwise on every rank.
-            must_finish: Called in the background only: whether this rank needs the complete folder when this method
-                returns. If any rank does, all wait.
+            then: Called with the complete folder, on every rank.
 
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
         """
-        deferred, checksums = Deferred(collectives.background_group(timeout) if background else None), Checksums()
-        if background:
-            self.wait()
-            self.begun_in = _working_directory()
-            folder = self.begun_in / folder
         self.remover.wait()
-        snapshot = self.file_writer.dropping_a_failed_snapshot() if background else nullcontext()
+        checksums = Checksums()
         # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
-        with snapshot, publish.raise_on_all_ranks(fails_on_all=background):
-            with ExitStack() as stack:
-                staged = publish.begin_on_all_ranks(
-                    stack,
-                    publish.target_of(folder),
-                    step=step,
-                    run_id=self._run_id,
-                    launch=launch,
-                    writes=writes_files,
-                    checksums=checksums,
-                    group=deferred.group,
-                )
-                deferred.place = staged
-                flushes = launch.local_rank == 0 and not background
-                flushing = flushing_early(staged, checksums) if flushes else nullcontext()
-                # It is published when all ranks have written.
-                with publish.raise_on_all_ranks(place=staged) as needs, flushing:
-                    self._write_parts(parts, staged, deferred if background else None)
-                    needs.own = background and must_finish()
-                publication = stack.pop_all()
-            if not background:
-                with publication:
-                    pass
-                self._note_saved(folder)
-        if background:
-            self._is_in_background = True
-            self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
-            if any(needs.all):
-                self.wait()
-            self.last_step = step
-            return
+        with publish.raise_on_all_ranks(), ExitStack() as stack:
+            staged = publish.begin_on_all_ranks(
+                stack,
+                publish.target_of(folder),
+                step=step,
+                run_id=self._run_id,
+                launch=launch,
+                writes=writes_files,
+                checksums=checksums,
+            )
+            flushing = flushing_early(staged, checksums) if launch.local_rank == 0 else nullcontext()
+            # It is published when all ranks have written.
+            with publish.raise_on_all_ranks(place=staged), flushing, self._one_checkpoint():
+                save(staged)
+        self._note_saved(folder)
         self.last_step = step
         for call in then:
             call(folder)
 
-    def _write_parts(self, parts: Iterable[Part], staged: Path, deferred: Deferred | None) -> None:
-        """Write ``parts`` into the folder ``staged``; put off what can be if ``deferred`` is given."""
-        file_writer = self.file_writer
-        with file_writer.checkpoint():
-            for part in parts:
-                mode: AbstractContextManager[None] = nullcontext()
-                if not part.deferrable:
-                    file_writer.finish_concurrent()  # it finds all files before it, as with transformers
-                elif deferred is None:
-                    mode = file_writer.allowing_concurrent()
-                else:
-                    mode = file_writer.deferred(deferred)
-                with mode:
-                    part.write(staged)
+    def write_in_background(
+        self,
+        folder: Path,
+        collect: Callable[[Path, Put], object],
+        *,
+        step: int,
+        launch: Launch,
+        writes_files: bool,
+        timeout: timedelta = timedelta(minutes=30),
+        then: Sequence[Callable[[Path], object]] = (),
+        must_finish: Callable[[], bool] = _never,
+    ) -> None:
+        """Write the checkpoint ``folder`` in a thread, one at a time; every rank has to call it.
+
+        Each rank copies what it writes to the CPU, which needs as much memory as its files have bytes, until the end
+        of the run. The folder appears when every rank has written and flushed all files.
+
+        Args:
+            folder: The folder; an existing one is replaced, or the one that a link leads to.
+            collect: Gives each file to its second argument, or writes it into the folder that it gets.
+            step: The update step.
+            launch: Rank and world size.
+            writes_files: Whether this rank writes the files that are equal on all ranks.
+            timeout: How long the threads of two ranks wait for each other.
+            then: Called with the complete folder, by the threads of ranks that write the files that are equal on all.
+            must_finish: Whether this rank needs the complete folder when this method returns. If any does, all wait.
+
+        Raises:
+            CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
+        """
+        snapshot = Snapshot(self.buffers, collectives.background_group(timeout))
+        self.wait()
+        self.begun_in = _working_directory()
+        folder = self.begun_in / folder
+        self.remover.wait()
+        with self._dropping_a_failed_snapshot(), publish.raise_on_all_ranks(fails_on_all=True), ExitStack() as stack:
+            snapshot.folder = publish.begin_on_all_ranks(
+                stack,
+                publish.target_of(folder),
+                step=step,
+                run_id=self._run_id,
+                launch=launch,
+                writes=writes_files,
+                checksums=Checksums(),
+                group=snapshot.group,
+            )
+            with publish.raise_on_all_ranks(place=snapshot.folder) as needs, self._one_checkpoint():
+                collect(snapshot.folder, snapshot.add)
+                needs.own = must_finish()
+            publication = stack.pop_all()
+        self._is_in_background = True
+        self.saver.start(partial(self._publish, publication, snapshot, folder, then if writes_files else ()))
+        if any(needs.all):
+            self.wait()
+        self.last_step = step
+
+    @contextmanager
+    def _dropping_a_failed_snapshot(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.buffers.give_back()
+            raise
 
     def _publish(
-        self, publication: ExitStack, deferred: Deferred, folder: Path, then: Sequence[Callable[[Path], object]]
+        self, publication: ExitStack, snapshot: Snapshot, folder: Path, then: Sequence[Callable[[Path], object]]
     ) -> None:
-        """Make the ``deferred`` writes, and publish ``folder`` once every rank has; called in the background thread."""
-        group = deferred.group
+        """Write the files of ``snapshot``, and publish ``folder`` once every rank has; called in the thread."""
+        group = snapshot.group
         try:
             # The ranks agree twice, innermost first: every rank has written, rank 0 has published. What fails on one of
             # them is raised by all at that point.
-            writing = publish.raise_on_all_ranks(group, place=deferred.place)
+            writing = publish.raise_on_all_ranks(group, place=snapshot.folder)
             with publish.raise_on_all_ranks(group), publication, writing:
-                deferred.write()
+                snapshot.write()
         finally:
-            self.file_writer.buffers.give_back()
+            self.buffers.give_back()
         self._note_saved(folder)
         for call in then:
             call(folder)
@@ -191,12 +218,12 @@ class CheckpointWriter:
         if self.owned is not None:
             self.owned = self.owned.with_saved(folder)
 
-    def write_alone(self, folder: Path, parts: Iterable[Part], *, step: int) -> None:
+    def write_alone(self, folder: Path, save: Callable[[Path], object], *, step: int) -> None:
         """Write the checkpoint ``folder`` on this rank only, synchronously and without communication.
 
         Args:
             folder: The folder; an existing one is replaced.
-            parts: The parts, in the order in which they are written.
+            save: Writes the files into the folder that it gets.
             step: The update step.
 
         Raises:
@@ -204,15 +231,15 @@ class CheckpointWriter:
         """
         checksums = Checksums()
         staging = publish.staging(publish.target_of(folder), step=step, run_id=self._run_id, checksums=checksums)
-        with staging as staged, flushing_early(staged, checksums):
-            self._write_parts(parts, staged, None)
+        with staging as staged, flushing_early(staged, checksums), self._one_checkpoint():
+            save(staged)
 
     def end_run(self) -> None:
         """Wait until deleted checkpoints and what failed saves left are removed, and free the memory of snapshots."""
         self.begun_in = Path()
         self.remover.wait()
         publish.delete_leftovers()
-        self.file_writer.buffers.clear()
+        self.buffers.clear()
 
     def wait(self) -> None:
         """Wait until no rank writes in the background; every rank has to call it.

@@ -30,7 +30,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from hf_compat.arguments.releases import effective_args
-from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.internals.callbacks import (
     callback_states,
@@ -648,14 +647,11 @@ class LightningBackend:
         """Return the state of each Lightning callback by its key; empty before the first run."""
         return {} if self.pl_trainer is None else callback_states(self.pl_trainer)
 
-    def checkpoint_entries(self, file_writer: CheckpointFileWriter) -> dict[str, Any]:
+    def checkpoint_entries(self) -> dict[str, Any]:
         """Return what Lightning callbacks make of a checkpoint in ``on_save_checkpoint``; empty outside a fit.
 
-        That is what they add, and the module's ``state_dict`` if they replace it; they are asked once a checkpoint.
+        That is what they add, and the module's ``state_dict`` if they replace it; ask them once a checkpoint.
         """
-        return file_writer.shared("callback entries", self._make_checkpoint_entries)
-
-    def _make_checkpoint_entries(self) -> dict[str, Any]:
         saves = self.trains and any(defines_hook(callback, "on_save_checkpoint") for callback in self.callbacks)
         if not saves or self.pl_trainer is None:
             return {}

@@ -22,7 +22,7 @@ from hf_compat.checkpoint import names, publish, states, weights
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.states import CheckpointReader
 from hf_compat.checkpoint.unpickle import is_trusted
-from hf_compat.checkpoint.writer import CheckpointWriter, Part
+from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.engine.internals.strategies import calling_strategy
 from hf_compat.errors import CheckpointError, HFCompatWarning, TrainerSetupError
 from hf_compat.state import TrainerState
@@ -95,33 +95,39 @@ class HFCheckpointIO(CheckpointIO):
                 f"`storage_options={storage_options!r}` is not supported by HFCheckpointIO. Do not pass it."
             )
         strategy = _strategy()
-        parts = self._parts(checkpoint, strategy)
-        # Lightning calls checkpoint plugins on rank 0 only.
-        self._checkpoints.write_alone(Path(path), parts, step=checkpoint["global_step"])
+        writers = self._writers(checkpoint, strategy)
 
-    def _parts(self, checkpoint: Mapping[str, Any], strategy: Strategy) -> list[Part]:
-        """Return the parts of the folder of ``checkpoint``; the last one holds what has no file of its own."""
+        def save(folder: Path) -> None:
+            for write in writers:
+                write(folder)
+
+        # Lightning calls checkpoint plugins on rank 0 only.
+        self._checkpoints.write_alone(Path(path), save, step=checkpoint["global_step"])
+
+    def _writers(self, checkpoint: Mapping[str, Any], strategy: Strategy) -> list[Callable[[Path], object]]:
+        """Return what writes the files of ``checkpoint``; the last one holds what has no file of its own."""
         prefix, model = self._find_model(strategy)
         rest = dict(checkpoint)
         state = rest.pop("state_dict")
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        save_weights = partial(weights.save_weights, model, state_dict=own, max_shard_size=self._max_shard_size)
-        parts = [Part(save_weights)]
+        writers: list[Callable[[Path], object]] = [
+            partial(weights.save_weights, model, state_dict=own, max_shard_size=self._max_shard_size)
+        ]
         if self._processing_class is not None:
-            parts.append(Part(self._processing_class.save_pretrained))
+            writers.append(self._processing_class.save_pretrained)
         scaler = type(strategy.precision_plugin).__qualname__
         if _has_scaler(strategy) and scaler in rest:
-            parts.append(_state_file_part(names.SCALER_NAME, rest.pop(scaler)))
+            writers.append(_state_file_writer(names.SCALER_NAME, rest.pop(scaler)))
         for key, name in _LISTS:
             if len(rest.get(key, ())) == 1:
-                parts.append(_state_file_part(name, rest.pop(key)[0]))
+                writers.append(_state_file_writer(name, rest.pop(key)[0]))
         if "optimizer_states" in checkpoint:  # else only weights are saved
-            parts.append(Part(states.save_rng_state))
+            writers.append(states.save_rng_state)
         trainer_state = _trainer_state(checkpoint, strategy)
-        parts.append(Part(lambda folder: trainer_state.save_to_json(folder / names.TRAINER_STATE_NAME)))
+        writers.append(lambda folder: trainer_state.save_to_json(folder / names.TRAINER_STATE_NAME))
         rest["state_dict"] = {name: value for name, value in state.items() if not name.startswith(prefix)}
-        parts.append(Part(lambda folder: _save_lightning_state(rest, folder / names.LIGHTNING_STATE_NAME)))
-        return parts
+        writers.append(lambda folder: _save_lightning_state(rest, folder / names.LIGHTNING_STATE_NAME))
+        return writers
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
@@ -226,9 +232,8 @@ def _has_scaler(strategy: Strategy) -> bool:
     return getattr(strategy.precision_plugin, "scaler", None) is not None
 
 
-def _state_file_part(name: str, state: object) -> Part:
-    """Return the part that writes ``state`` to the file ``name``."""
-    return Part(lambda folder: torch.save(state, folder / name))
+def _state_file_writer(name: str, state: object) -> Callable[[Path], object]:
+    return lambda folder: torch.save(state, folder / name)
 
 
 def _trainer_state(checkpoint: Mapping[str, Any], strategy: Strategy) -> TrainerState:

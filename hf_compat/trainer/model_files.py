@@ -19,15 +19,18 @@ from hf_compat.arguments.derived import (
     path_of_checkpoint,
     pushes_checkpoints,
 )
+from hf_compat.arguments.enums import ParallelMode
+from hf_compat.arguments.releases import SINCE, effective_args, installed_release
 from hf_compat.atomic_files import read_json_object, write_text
 from hf_compat.checkpoint import names, states, weights
+from hf_compat.checkpoint.background import CheckpointFile, HostBuffers, Put, clones_on_host, shell_of
 from hf_compat.checkpoint.completeness import copy_model_files, model_files
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.checkpoint.publish import final_name, hidden_sibling
 from hf_compat.errors import HubError
 from hf_compat.model_card import TrainingSummary, as_list
+from hf_compat.model_facts import is_pretrained_model
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
-from hf_compat.trainer.run import prepare_strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,40 +50,81 @@ class LoadResult(NamedTuple):
     unexpected_keys: list[str]
 
 
-def save_model(trainer: Trainer, output_dir: str | None, *, save: Callable[..., None], is_checkpoint: bool) -> None:
+def save_model(trainer: Trainer, output_dir: str | None, put: Put | None = None, *, is_checkpoint: bool) -> None:
     """Save model, configuration, processing class and arguments; every rank has to call it.
 
     Args:
         trainer: The Trainer.
         output_dir: The folder. Default: ``args.output_dir``.
-        save: The Trainer's ``_save``.
+        put: Takes the files of weights. Default: the Trainer's ``_save`` writes them.
         is_checkpoint: Whether it is a checkpoint, whose weights may be saved sharded.
     """
-    args, backend = trainer.args, trainer.lightning_backend
-    folder = folder_or_default(args, output_dir)
-    if backend.traits.shards_as_it_loads(args):
-        prepare_strategy(trainer)
-    strategy = backend.strategy
-    writes, file_writer = args.should_save, trainer.checkpoint_writer.file_writer
+    strategy, writes = trainer.lightning_backend.strategy, trainer.args.should_save
+    folder = folder_or_default(trainer.args, output_dir)
     calls_save = writes or calls_save_on_every_rank(trainer)
+    save: Callable[..., None] = trainer._save if put is None else partial(save_files, trainer, put=put)
     if strategy.saves_sharded_weights and (is_checkpoint or not strategy.gathers_weights):
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        if not strategy.gathers_weights:
-            if calls_save:
-                save(folder, state_dict={})  # what lies beside the weights, which nothing gathers
-            if writes:
-                file_writer(weights.remove_weights, folder)
-        strategy.save_sharded_weights(model, folder, file_writer=file_writer)
-        if strategy.gathers_weights and writes:
-            weights.save_configuration(model, Path(folder))
-            save_beside_weights(trainer, Path(folder))
+        if not strategy.gathers_weights and calls_save:
+            save(folder, state_dict={})  # what lies beside the weights, which nothing gathers
+        _save_sharded_weights(trainer, folder, put or CheckpointFile.write)
     elif strategy.gathers_weights:
-        state_dict = state_dict_to_save(trainer, writes=writes)
+        state_dict = state_dict_to_save(trainer, writes=writes, is_copied=put is not None)
         if calls_save:
-            with file_writer.already_copied(state_dict if strategy.copies_weights else {}):
-                save(folder, state_dict=state_dict)
+            save(folder, state_dict=state_dict)
     elif calls_save:
         save(folder, **(_weights_of_callbacks(trainer) if is_checkpoint and writes else {}))
+
+
+def _save_sharded_weights(trainer: Trainer, folder: str, put: Put) -> None:
+    """Save this rank's shards, and what lies beside them unless ``_save`` has saved it."""
+    strategy, writes = trainer.lightning_backend.strategy, trainer.args.should_save
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if strategy.gathers_weights:
+        strategy.save_sharded_weights(model, folder, put)
+        if writes:
+            weights.save_configuration(model, Path(folder))
+            save_beside_weights(trainer, Path(folder))
+        return
+    if writes:
+        put(CheckpointFile(lambda _, path: weights.remove_weights(path), None, Path(folder)))
+    trainer.checkpoint_writer.once(folder, partial(strategy.save_sharded_weights, model, folder, put))
+
+
+def save_files(
+    trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None = None, put: Put = CheckpointFile.write
+) -> None:
+    """Save model, processing class and arguments to ``output_dir``; see the Trainer's ``_save``."""
+    writes, strategy = trainer.args.should_save, trainer.lightning_backend.strategy
+    if state_dict is None and strategy.saves_on_every_rank:
+        state_dict = state_dict_to_save(trainer, writes=writes)
+    if not writes and calls_save_on_every_rank(trainer):
+        return
+    folder = Path(folder_or_default(trainer.args, output_dir))
+    folder.mkdir(parents=True, exist_ok=True)
+    logger.info("Saving model checkpoint to %s", final_name(str(folder)))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    options: dict[str, Any] = {"safe_serialization": effective_args(trainer.args).save_safetensors}
+    if installed_release() >= SINCE["names_main_process"]:
+        options["is_main_process"] = True
+    if not weights.reads_state_dict_alone(model):
+        put = CheckpointFile.write
+    copied = partial(_copied_weights, copy=strategy.copy_of_weights)
+    put(CheckpointFile(partial(_save_weights, **options), (model, state_dict), folder, copy=copied))
+    save_beside_weights(trainer, folder)
+
+
+def _save_weights(content: tuple[nn.Module, dict[str, Any] | None], folder: Path, **options: Any) -> None:
+    model, state_dict = content
+    weights.save_weights(model, folder, state_dict=state_dict, **options)
+
+
+def _copied_weights(
+    content: tuple[nn.Module, dict[str, Any] | None], buffers: HostBuffers, *, copy: Callable[[Any, HostBuffers], Any]
+) -> tuple[nn.Module, dict[str, Any]]:
+    model, state_dict = content
+    # While it is written, training may change the modules and the configuration of a transformers model.
+    shell = shell_of(model) if is_pretrained_model(model) else model
+    return shell, copy(model.state_dict() if state_dict is None else state_dict, buffers)
 
 
 def calls_save_on_every_rank(trainer: Trainer) -> bool:
@@ -90,24 +134,29 @@ def calls_save_on_every_rank(trainer: Trainer) -> bool:
 
 def _weights_of_callbacks(trainer: Trainer) -> dict[str, Any]:
     """Return the state dict that Lightning callbacks of the user put into a checkpoint, as a keyword of ``_save``."""
-    made = trainer.lightning_backend.checkpoint_entries(trainer.checkpoint_writer.file_writer)
+    made = trainer.checkpoint_writer.once("callback entries", trainer.lightning_backend.checkpoint_entries)
     if "state_dict" not in made:
         return {}
     # Of the module, whose model is named so.
     return {"state_dict": {name.removeprefix("model."): value for name, value in made["state_dict"].items()}}
 
 
-def state_dict_to_save(trainer: Trainer, *, writes: bool) -> dict[str, Any]:
-    """Return the state dict to save, perhaps only on ranks that save it; every rank calls this."""
-    accelerator, file_writer = trainer.accelerator, trainer.checkpoint_writer.file_writer
-    strategy = trainer.lightning_backend.strategy
+def state_dict_to_save(trainer: Trainer, *, writes: bool, is_copied: bool = False) -> dict[str, Any]:
+    """Return the state dict to save, perhaps only on ranks that save it; every rank calls this.
+
+    Args:
+        trainer: The Trainer.
+        writes: Whether this rank saves it.
+        is_copied: Whether it is then copied to host memory, so that weights need not be cloned before.
+    """
+    accelerator, strategy = trainer.accelerator, trainer.lightning_backend.strategy
     adapters = strategy.state_dict_of_adapters()
     if adapters is not None:
         return adapters
-    if not (strategy.clones_weights and file_writer.is_deferring):
-        return accelerator.get_state_dict(trainer.model)
-    # Into the memory of the snapshot before.
-    return file_writer.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if writes else {}
+    model = accelerator.unwrap_model(trainer.model)
+    if is_copied and strategy.copy_of_weights is clones_on_host and weights.reads_state_dict_alone(model):
+        return model.state_dict() if writes else {}
+    return accelerator.get_state_dict(trainer.model)
 
 
 def save_beside_weights(trainer: Trainer, folder: Path) -> None:
@@ -167,18 +216,35 @@ def warn_of_missing_weights(load_result: LoadResult) -> None:
 # Optimizer, schedule, gradient scaler and random states
 
 
-def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
+def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str, put: Put = CheckpointFile.write) -> None:
     """Save ``optimizer.pt`` and ``scheduler.pt``, or the strategy's files instead."""
     strategy, should_save = trainer.lightning_backend.strategy, trainer.args.should_save
-    file_writer = trainer.checkpoint_writer.file_writer
     if strategy.engine is None:
         optimizer_of(trainer)
     optimizer: Any = trainer.optimizer  # None if the engine has it
-    if strategy.engine is None and (loss := _loss(trainer, optimizer)):
-        trainer.warn_once(loss)
-    strategy.save_optimizer(optimizer, output_dir, file_writer=file_writer, saves_common=should_save)
+    save = partial(strategy.save_optimizer, optimizer, output_dir, put, saves_common=should_save)
+    if strategy.engine is None:
+        if loss := _loss(trainer, optimizer):
+            trainer.warn_once(loss)
+        save()
+    else:
+        trainer.checkpoint_writer.once(output_dir, save)  # sharded weights are in the same files
     if should_save and not strategy.saves_scheduler:
-        states.save_state_file(scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, file_writer=file_writer)
+        states.save_state_file(scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, put)
+
+
+def save_scaler(trainer: Trainer, output_dir: str, put: Put = CheckpointFile.write) -> None:
+    """Save the gradient scaler's ``scaler.pt`` in an fp16 run."""
+    scaler = trainer.accelerator.scaler
+    if scaler is not None and trainer.args.should_save:
+        states.save_state_file(scaler, output_dir, names.SCALER_NAME, put)
+
+
+def save_rng_state(trainer: Trainer, output_dir: str, put: Put = CheckpointFile.write) -> None:
+    """Save the random states of Python, numpy and torch."""
+    launch = trainer.lightning_backend.process_layout.launch
+    distributed = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
+    states.save_rng_state(output_dir, put, rank=launch.rank, world_size=launch.world_size, distributed=distributed)
 
 
 def _loss(trainer: Trainer, optimizer: Any) -> str | None:

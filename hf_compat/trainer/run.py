@@ -453,7 +453,7 @@ class TrainingRun:
     def lightning_state(self) -> dict[str, Any]:
         """Return the content of a checkpoint's ``lightning.pt``; every rank has to call it."""
         content: dict[str, Any] = {"callbacks": self.backend.callback_states()}
-        made = self.backend.checkpoint_entries(self.checkpoints.file_writer)
+        made = self.checkpoints.once("callback entries", self.backend.checkpoint_entries)
         entries = {name: value for name, value in made.items() if name != "state_dict"}  # the checkpoint's weights
         if entries:
             content["callback_entries"] = entries

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,7 @@ from torch import Tensor, nn
 from hf_compat.arguments.derived import saves_checkpoints
 from hf_compat.callbacks.handler import fire
 from hf_compat.checkpoint import names, rotation
-from hf_compat.checkpoint.background import is_requested
-from hf_compat.checkpoint.writer import Part
+from hf_compat.checkpoint.background import CheckpointFile, Put, is_requested
 from hf_compat.data.windows import Window
 from hf_compat.distributed.oom_consensus import PacedVotes
 from hf_compat.errors import (
@@ -36,6 +36,7 @@ from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import call_override, check_returned, is_ours
 from hf_compat.plan.plan import EvaluationTimes, steps_between
 from hf_compat.state import export_states
+from hf_compat.trainer import model_files
 from hf_compat.trainer.batch_size import is_out_of_memory
 from hf_compat.trainer.outputs import TrainOutput
 from hf_compat.trainer.progress import warn_of_negative_plateau
@@ -122,7 +123,15 @@ def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:
         logger.warning("Could not locate the best model at %s; keeping the last weights. %s", best, error)
 
 
-# Saving checkpoints during training: their parts, and handling write errors.
+# Saving checkpoints during training, and handling write errors.
+
+
+_STATES: dict[str, Callable[[Trainer, str, Put], None]] = {
+    "_save_optimizer_and_scheduler": model_files.save_optimizer_and_scheduler,
+    "_save_scaler": model_files.save_scaler,
+    "_save_rng_state": model_files.save_rng_state,
+}
+"""Methods of the Trainer, in transformers' order → what collects the files that ours write."""
 
 
 class CheckpointSaving:
@@ -206,54 +215,62 @@ class CheckpointSaving:
             self._trainer.store_flos()
         output_dir = checked_output_dir(self._trainer._get_output_dir(trial=trial))
         step = self._trainer.state.global_step
-        self._writer.write(
-            Path(output_dir, names.checkpoint_name(step)),
-            self._parts(output_dir),
-            step=step,
-            launch=args.launch,
-            writes_files=self._writes_files,
-            background=is_requested(args),
-            timeout=args.ddp_timeout_delta,
-            then=(self._push, self._rotate),
-            must_finish=self._must_finish_first,
-        )
+        folder, then = Path(output_dir, names.checkpoint_name(step)), (self._push, self._rotate)
+        save = partial(self._save_files, output_dir)
+        if is_requested(args):
+            self._writer.write_in_background(
+                folder,
+                save,
+                step=step,
+                launch=args.launch,
+                writes_files=self._writes_files,
+                timeout=args.ddp_timeout_delta,
+                then=then,
+                must_finish=self._must_finish_first,
+            )
+        else:
+            self._writer.write(folder, save, step=step, launch=args.launch, writes_files=self._writes_files, then=then)
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
         step = self._trainer.state.global_step
-        parts = [self._weights()]
+
+        def save(staged: Path) -> None:
+            self._trainer.save_model(str(staged), _internal_call=True)
+            if self._writes_files:
+                self._trainer._save_optimizer_and_scheduler(str(staged))
+                self._write_state(staged)
+
+        self._writer.write_alone(folder / names.checkpoint_name(step), save, step=step)
+
+    # ---- the files ----
+
+    def _save_files(self, output_dir: str, folder: Path, put: Put | None = None) -> None:
+        """Save the files of a checkpoint into ``folder``, in transformers' order.
+
+        Args:
+            output_dir: The folder of checkpoints.
+            folder: Where this one is written.
+            put: Takes the files that methods of ours save. Default: all are written here.
+        """
+        trainer = self._trainer
+        if put is None or not (is_ours(trainer.save_model) and is_ours(trainer._save)):
+            trainer.save_model(str(folder), _internal_call=True)
+        else:
+            model_files.save_model(trainer, str(folder), put, is_checkpoint=True)
+        note_best_checkpoint(trainer, output_dir)
+        if not trainer.args.save_only_model:
+            for name, collect in _STATES.items():
+                method = getattr(trainer, name)
+                if put is None or not is_ours(method):
+                    method(str(folder))
+                else:
+                    collect(trainer, str(folder), put)
+            content = self._run.lightning_state()  # every rank calls it
+            if self._writes_files:
+                (put or CheckpointFile.write)(CheckpointFile(torch.save, content, folder / names.LIGHTNING_STATE_NAME))
         if self._writes_files:
-            parts += [self._part("_save_optimizer_and_scheduler"), Part(self._write_state)]
-        self._writer.write_alone(folder / names.checkpoint_name(step), parts, step=step)
-
-    # ---- parts ----
-
-    def _parts(self, output_dir: str) -> list[Part]:
-        """Return the parts of a checkpoint in transformers' order."""
-        best = Part(lambda _: note_best_checkpoint(self._trainer, output_dir), deferrable=True)  # which writes nothing
-        parts = [self._weights(), best]
-        if not self._trainer.args.save_only_model:
-            methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
-            parts += [*map(self._part, methods), Part(self._write_lightning_state, deferrable=True)]
-        if self._writes_files:
-            parts.append(Part(self._write_state))
-        return parts
-
-    def _weights(self) -> Part:
-        own = is_ours(self._trainer.save_model) and is_ours(self._trainer._save)
-        return Part(lambda folder: self._trainer.save_model(str(folder), _internal_call=True), deferrable=own)
-
-    def _part(self, name: str) -> Part:
-        """Return the part written by the Trainer's method ``name``."""
-        method = getattr(self._trainer, name)
-        return Part(lambda folder: method(str(folder)), deferrable=is_ours(method))
-
-    def _write_lightning_state(self, folder: Path) -> None:
-        file_writer = self._writer.file_writer
-        file_writer.finish_concurrent()  # callbacks may change the weights
-        content = self._run.lightning_state()  # every rank calls it
-        if self._writes_files:
-            file_writer(torch.save, file_writer.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
+            self._write_state(folder)
 
     def _write_state(self, folder: Path) -> None:
         trainer = self._trainer

@@ -36,13 +36,11 @@ from hf_compat.arguments.derived import (
     order_seed,
     worst_value,
 )
-from hf_compat.arguments.enums import ParallelMode
 from hf_compat.arguments.parallelism import read_sequence_parallelism
-from hf_compat.arguments.releases import SINCE, Semantics, effective_args, installed_release, resolve_semantics
+from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
 from hf_compat.callbacks.handler import fire
-from hf_compat.checkpoint import names, publish, rotation, states, weights
-from hf_compat.checkpoint.publish import final_name
+from hf_compat.checkpoint import names, publish, rotation, states
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data import collators
 from hf_compat.data.collators import default_collator_for
@@ -60,7 +58,6 @@ from hf_compat.metrics import has_length
 from hf_compat.model_facts import (
     count_parameters,
     is_in_training_mode,
-    is_pretrained_model,
     number_of_arguments,
     parameters_of,
 )
@@ -123,15 +120,19 @@ from hf_compat.trainer.loss import (
 )
 from hf_compat.trainer.model_files import (
     Pusher,
-    calls_save_on_every_rank,
-    save_beside_weights,
-    state_dict_to_save,
     write_model_card,
 )
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 from hf_compat.trainer.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, nested_detach
 from hf_compat.trainer.resume import compare_with_checkpoint, init_training_state
-from hf_compat.trainer.run import CounterAttribute, counts_of, current_run, keep_counter_attributes, new_run
+from hf_compat.trainer.run import (
+    CounterAttribute,
+    counts_of,
+    current_run,
+    keep_counter_attributes,
+    new_run,
+    prepare_strategy,
+)
 from hf_compat.trainer.saving import checked_output_dir, finalize_training, metric_for_best
 from hf_compat.trainer.searching import (
     BACKENDS,
@@ -1129,44 +1130,20 @@ class Trainer(metaclass=CountsCounterparts):
 
         The default folder is ``args.output_dir``; with ``push_to_hub`` it is then pushed, unless by an internal call.
         """
-        model_files.save_model(self, output_dir, save=self._save, is_checkpoint=_internal_call)
+        if self.lightning_backend.traits.shards_as_it_loads(self.args):
+            prepare_strategy(self)
+        model_files.save_model(self, output_dir, is_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save model, processing class and arguments to ``output_dir``."""
-        writes = self.args.should_save
-        if state_dict is None and self.lightning_backend.strategy.saves_on_every_rank:
-            state_dict = state_dict_to_save(self, writes=writes)
-        if not writes and calls_save_on_every_rank(self):
-            return
-        folder = Path(folder_or_default(self.args, output_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        logger.info("Saving model checkpoint to %s", final_name(str(folder)))
-        model, file_writer = self.accelerator.unwrap_model(self.model), self.checkpoint_writer.file_writer
-        args = effective_args(self.args)
-        options: dict[str, Any] = {"safe_serialization": args.save_safetensors}
-        if installed_release() >= SINCE["names_main_process"]:
-            options["is_main_process"] = True
-        if not weights.reads_state_dict_alone(model):
-            weights.save_weights(model, folder, state_dict=state_dict, **options)
-        else:
-            # Together with the optimizer's state, unless memory was taken for the weights: more would be for the state.
-            write = file_writer.concurrently if state_dict is None else file_writer
-            write(
-                weights.save_weights,
-                # While it is written, training may change the modules and the configuration of a transformers model.
-                file_writer.shell_of(model) if is_pretrained_model(model) else model,
-                folder,
-                state_dict=file_writer.state_of(model) if state_dict is None else file_writer.snapshot(state_dict),
-                **options,
-            )
-        save_beside_weights(self, folder)
+        model_files.save_files(self, output_dir, state_dict)
 
     def _save_checkpoint(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save ``checkpoint-<update step>``, which appears only when it is complete; then rotate checkpoints.
 
-        With ``save_async`` it is written in the background, except random states and files of overridden methods. If
+        With ``save_async`` it is written in the background, except files of overridden methods. If
         this method or a callback's ``on_save`` is overridden, it returns only when the folder is complete.
         """
         current_run(self).hooks.saving.write(trial)
@@ -1177,17 +1154,11 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _save_scaler(self, output_dir: str) -> None:
         """Save the gradient scaler's ``scaler.pt`` in an fp16 run."""
-        scaler = self.accelerator.scaler
-        if scaler is not None and self.args.should_save:
-            states.save_state_file(
-                scaler, output_dir, names.SCALER_NAME, file_writer=self.checkpoint_writer.file_writer
-            )
+        model_files.save_scaler(self, output_dir)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random states of Python, numpy and torch."""
-        launch = self.lightning_backend.process_layout.launch
-        distributed = self.args.parallel_mode == ParallelMode.DISTRIBUTED
-        states.save_rng_state(output_dir, rank=launch.rank, world_size=launch.world_size, distributed=distributed)
+        model_files.save_rng_state(self, output_dir)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""

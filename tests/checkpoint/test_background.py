@@ -14,7 +14,15 @@ import torch
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundTasks, CheckpointFileWriter, Deferred
+from hf_compat.checkpoint.background import (
+    ENVIRONMENT_VARIABLE,
+    BackgroundTasks,
+    CheckpointFile,
+    HostBuffers,
+    Snapshot,
+    as_it_is,
+    shell_of,
+)
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import CheckpointWriteError
@@ -145,13 +153,13 @@ class BrokenWriter(CheckpointWriter):
 
     saves = 0
 
-    def _publish(self, publication, deferred, folder, then):
+    def _publish(self, publication, snapshot, folder, then):
         self.saves += 1
         if self.saves == 1:
-            deferred.own.append(self._fail)
-        super()._publish(publication, deferred, folder, then)
+            snapshot.files.append(CheckpointFile(self._fail, None, folder))
+        super()._publish(publication, snapshot, folder, then)
 
-    def _fail(self):
+    def _fail(self, *_):
         raise OSError("the disk failed")
 
 
@@ -241,7 +249,7 @@ def kept_memory(folder, kind=Trainer, **fields):
             if state.global_step == 5:
                 writer = trainer.checkpoint_writer
                 writer.wait()
-                kept.extend(size for (size, _), free in writer.file_writer.buffers._free.items() for _ in free)
+                kept.extend(size for (size, _), free in writer.buffers._free.items() for _ in free)
 
     trainer = run(folder, kind, callbacks=[Looks()], save_async=True, **fields)
     trainer.train()
@@ -252,7 +260,7 @@ def test_memory_of_snapshots_is_freed_at_the_end(tmp_path):
     """A run keeps it from save to save, and no longer."""
     trainer, kept = kept_memory(tmp_path)
     assert sum(kept) >= 3 * sum(parameter.nbytes for parameter in trainer.model.parameters())
-    assert trainer.checkpoint_writer.file_writer.buffers._free == {}
+    assert trainer.checkpoint_writer.buffers._free == {}
 
 
 def test_memory_of_a_failed_snapshot_is_used_again(tmp_path):
@@ -304,67 +312,54 @@ def test_a_run_trains_on_while_files_are_removed(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-6"]
 
 
-def test_private_tensors_are_not_copied():
-    """What nobody else uses is written as it is, under any name; what is made of it is copied, outside all is."""
-    writes, state = CheckpointFileWriter(), {"one": torch.arange(4.0), "text": "kept"}
-    given = {"other name": state["one"], "part": state["one"][2:], "made": state["one"].double()}
-    with writes.already_copied(state):
-        assert writes.snapshot(given) is given
-        with writes.deferred(Deferred()):
-            twin = writes.snapshot(given)
-    with writes.deferred(Deferred()):
-        outside = writes.snapshot(given)
-
-    def shares(copies):
-        return [copies[name].data_ptr() == value.data_ptr() for name, value in given.items()]
-
-    assert shares(twin) == [True, True, False]
-    assert shares(outside) == [False, False, False]
-    assert all(torch.equal(twin[name], value) for name, value in given.items())
+def test_what_is_collected_is_copied(tmp_path):
+    """Training may change it before it is written, except for what has been made for the checkpoint."""
+    state, snapshot = {"one": torch.arange(4.0), "text": "kept"}, Snapshot(HostBuffers())
+    for copied in ({}, {"copy": as_it_is}):
+        snapshot.add(CheckpointFile(torch.save, state, tmp_path / str(len(snapshot.files)), **copied))
+    state["one"] += 1
+    assert list(tmp_path.iterdir()) == []
+    snapshot.write()
+    found = [torch.load(tmp_path / name)["one"].tolist() for name in "01"]
+    assert found == [[0, 1, 2, 3], [1, 2, 3, 4]]
 
 
 def test_writes_and_saver():
-    """Calls are made at once, or put off, then those of all ranks first; the saver hands an error on once."""
-    writes, made, later = CheckpointFileWriter(), [], Deferred()
+    """What all ranks write together comes first, with the thread's group; the saver hands an error on once."""
+    made, snapshot = [], Snapshot(HostBuffers(), group="the thread's")
 
-    def together(value, group):
-        made.append((value, group))
+    def alone(content, path):
+        made.append((content, path))
 
-    writes(made.append, 1)
-    writes.collectively(together, 2)
-    with writes.deferred(later):
-        writes(made.append, 3)
-        writes.collectively(together, 4)
-    writes(made.append, 5)
-    assert made == [1, (2, None), 5]
+    def together(content, path, *, group):
+        made.append((content, path, group))
+
+    here = Path("here")
+    files = [
+        CheckpointFile(alone, 1, here),
+        CheckpointFile(together, 2, here, by_all_ranks=True),
+        CheckpointFile(alone, 3, here),
+    ]
+    for file in files:
+        file.write()
+        snapshot.add(file)
+    assert made == [(1, here), (2, here, None), (3, here)]
+    made.clear()
     saver = BackgroundTasks()
-    saver.start(later.write)
+    saver.start(snapshot.write)
     saver.wait()
-    assert made == [1, (2, None), 5, (4, None), 3]
+    assert made == [(2, here, "the thread's"), (1, here), (3, here)]
     saver.start(lambda: made.remove("nothing"))
     with pytest.raises(ValueError, match="not in list"):
         saver.wait()
     saver.wait()
 
 
-def test_what_parts_of_a_checkpoint_share_is_written_once():
-    """The first of them is told to, for each checkpoint anew; outside one everybody is."""
-    writes = CheckpointFileWriter()
-    assert [writes.is_first("a"), writes.is_first("a")] == [True, True]
-    for _ in range(2):
-        with writes.checkpoint():
-            assert [writes.is_first("a"), writes.is_first("b"), writes.is_first("a")] == [True, True, False]
-    assert writes.is_first("a")
-
-
 def test_shell_of_a_model():
     """What is written with keeps the parameters it had, in modules of the same classes, when the model's change."""
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential())
     model.tied = model[0]
-    writes = CheckpointFileWriter()
-    assert writes.shell_of(model) is model
-    with writes.deferred(Deferred()):
-        shell = writes.shell_of(model)
+    shell = shell_of(model)
     names, kinds = list(model.state_dict()), [type(part) for part in model.modules()]
     weight = model[0].weight
     del model[0].weight, model[1].running_mean, model.tied

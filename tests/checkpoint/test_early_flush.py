@@ -10,7 +10,7 @@ import pytest
 
 from hf_compat.checkpoint import flushing
 from hf_compat.checkpoint.flushing import Checksums, flushing_early
-from hf_compat.checkpoint.writer import CheckpointWriter, Part
+from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
 from tests.support.processes import PATIENCE
@@ -55,15 +55,15 @@ def test_files_go_to_the_disk_as_they_grow(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_goes_to_the_disk_as_it_is_written(tmp_path, monkeypatch):
-    """The first part's file does while the writer writes the second part."""
+    """The first file does while the writer waits for the second."""
     begun = Begun(monkeypatch)
-    parts = [
-        Part(lambda folder: (folder / "weights").write_bytes(b"12")),
-        Part(lambda folder: begun.wait_for("weights", 2)),
-    ]
+
+    def save(folder):
+        (folder / "weights").write_bytes(b"12")
+        begun.wait_for("weights", 2)
+
     launch = Launch(rank=0, local_rank=0, world_size=1)
-    settings = {"step": 1, "launch": launch, "writes_files": True, "background": False}
-    CheckpointWriter().write(tmp_path / "checkpoint-1", parts, **settings)
+    CheckpointWriter().write(tmp_path / "checkpoint-1", save, step=1, launch=launch, writes_files=True)
     assert (tmp_path / "checkpoint-1" / "weights").exists()
 
 
@@ -118,7 +118,7 @@ def test_a_disk_that_fails_while_the_rest_is_written(failing_disk, monkeypatch):
         begun.wait_for("weights", size)
 
     with pytest.raises(CheckpointWriteError, match="cannot be written"):
-        CheckpointWriter().write_alone(failing_disk / "checkpoint-1", [Part(write)], step=1)
+        CheckpointWriter().write_alone(failing_disk / "checkpoint-1", write, step=1)
     assert not (failing_disk / "checkpoint-1").exists()
 
 

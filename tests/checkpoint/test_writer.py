@@ -12,42 +12,43 @@ import torch
 
 from hf_compat import HFCompatWarning
 from hf_compat.checkpoint import publish
-from hf_compat.checkpoint.background import BackgroundTasks
+from hf_compat.checkpoint.background import BackgroundTasks, CheckpointFile
 from hf_compat.checkpoint.completeness import read_marker
 from hf_compat.checkpoint.publish import _host
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
-from hf_compat.checkpoint.writer import CheckpointWriter, Part
+from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
 from hf_compat.overriding import WarnOnce, is_ours
 from hf_compat.state import TrainerControl, TrainerState, export_states
-from tests.support.processes import PATIENCE
 
 ONE = Launch(world_size=1, local_world_size=1)
 HERE = threading.main_thread().name
 
 
-def text_part(writer, name, *, deferrable):
-    """Return a part that writes the name of the thread that writes it."""
+def write_thread(_, path):
+    """Write the name of the thread that writes."""
+    path.write_text(threading.current_thread().name)
 
-    def write(folder):
-        writer.file_writer(lambda: (folder / name).write_text(threading.current_thread().name))
 
-    return Part(write, deferrable=deferrable)
+def collect(folder, put=CheckpointFile.write):
+    """Save two files, of which the second may not wait."""
+    put(CheckpointFile(write_thread, None, folder / "a.txt"))
+    write_thread(None, folder / "b.txt")
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["synchronously", "in the background"])
 def test_what_a_checkpoint_consists_of(background, tmp_path):
-    """Parts are written in order; those that may wait, and what follows, in the background's thread if there is one."""
+    """What is collected is written, and what follows done, in the background's thread if there is one."""
     writer, followed = CheckpointWriter(), []
     writer.owned = OwnedCheckpoints("mine")
-    writer.write(
+    write = writer.write_in_background if background else writer.write
+    write(
         tmp_path / "checkpoint-3",
-        [text_part(writer, "a.txt", deferrable=True), text_part(writer, "b.txt", deferrable=False)],
+        collect,
         step=3,
         launch=ONE,
         writes_files=True,
-        background=background,
         then=[lambda folder: followed.append((folder.name, folder.is_dir(), threading.current_thread().name))],
     )
     assert writer.last_step == 3
@@ -60,73 +61,30 @@ def test_what_a_checkpoint_consists_of(background, tmp_path):
     assert (marker.step, marker.run_id, set(marker.files)) == (3, "mine", {"a.txt", "b.txt"})
 
 
-class Beside:
-    """A part that writes a file beside the next ones, once it is let go, and says in which thread."""
+def test_what_files_of_a_checkpoint_share_is_made_once(tmp_path):
+    """For each checkpoint anew; outside a save each time, since what it is made of may have changed."""
+    writer, made = CheckpointWriter(), []
 
-    def __init__(self, writer, *, deferrable=True, error=None):
-        self.go, self._writer, self._error = threading.Event(), writer, error
-        self.part = Part(lambda folder: writer.file_writer.concurrently(self._write, folder), deferrable=deferrable)
+    def make():
+        made.append(len(made))
+        return made[-1]
 
-    def _write(self, folder):
-        assert self.go.wait(PATIENCE)
-        if self._error is not None:
-            raise self._error
-        (folder / "beside.txt").write_text(threading.current_thread().name)
-
-
-def test_two_files_are_written_at_once(tmp_path):
-    """A part is written while the next ones are, and whole before one that an override writes."""
-    writer, found = CheckpointWriter(), []
-    beside = Beside(writer)
-    parts = [
-        beside.part,
-        Part(lambda _: beside.go.set(), deferrable=True),
-        Part(lambda folder: found.append((folder / "beside.txt").read_text())),
-    ]
-    writer.write(tmp_path / "checkpoint-1", parts, step=1, launch=ONE, writes_files=True, background=False)
-    assert found == ["hf_compat-save"]
-    assert read_marker(tmp_path / "checkpoint-1").files == {"beside.txt": len("hf_compat-save")}
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_what_an_override_writes_is_there_when_it_returns(alone, tmp_path):
-    """A part that may not wait is written by the thread that calls it; so is what is written outside a checkpoint."""
-    writer = CheckpointWriter()
-    beside = Beside(writer, deferrable=False)
-    beside.go.set()
-    if alone:
-        writer.file_writer.concurrently(beside._write, tmp_path)
-    else:
-        with writer.file_writer.checkpoint():
-            writer.write_alone(tmp_path / "checkpoint-1", [beside.part], step=1)
-    (path,) = tmp_path.rglob("beside.txt")
-    assert path.read_text() == HERE
-
-
-@pytest.mark.parametrize("next_fails", [False, True])
-def test_what_fails_beside_others_leaves_nothing(next_fails, tmp_path):
-    """The first error is raised when both have ended, and nothing is left of either."""
-    writer = CheckpointWriter()
-    beside = Beside(writer, error=OSError("the disk failed"))
-
-    def write(folder):
-        beside.go.set()
-        if next_fails:
-            raise OSError("no space left")
-
-    parts = [beside.part, Part(write, deferrable=True)]
-    with pytest.raises(CheckpointWriteError, match="no space left" if next_fails else "the disk failed"):
-        writer.write(tmp_path / "checkpoint-1", parts, step=1, launch=ONE, writes_files=True, background=False)
-    assert list(tmp_path.iterdir()) == []
-    writer.write(tmp_path / "checkpoint-2", [], step=2, launch=ONE, writes_files=True, background=False)
+    assert [writer.once("a", make), writer.once("a", make)] == [0, 1]
+    for step in (1, 2):
+        found = []
+        writer.write_alone(
+            tmp_path / f"checkpoint-{step}",
+            lambda _, found=found: found.extend(writer.once(name, make) for name in "aba"),
+            step=step,
+        )
+        assert found == [2 * step, 2 * step + 1, 2 * step]
+    assert writer.once("a", make) == 6
 
 
 def test_a_folder_that_is_looked_at_is_waited_for(tmp_path):
-    """Where somebody expects the folder it is there when `write` returns."""
-    writer = CheckpointWriter()
-    parts = [text_part(writer, "a.txt", deferrable=True)]
-    settings = {"step": 1, "launch": ONE, "writes_files": True, "background": True, "must_finish": lambda: True}
-    writer.write(tmp_path / "checkpoint-1", parts, **settings)
+    """Where somebody expects the folder it is there when it has been collected."""
+    settings = {"step": 1, "launch": ONE, "writes_files": True, "must_finish": lambda: True}
+    CheckpointWriter().write_in_background(tmp_path / "checkpoint-1", collect, **settings)
     assert (tmp_path / "checkpoint-1" / "a.txt").is_file()
 
 
@@ -138,9 +96,9 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
 
     writer = CheckpointWriter()
     with pytest.raises(CheckpointWriteError, match="the disk failed"):
-        writer.write(tmp_path / "checkpoint-1", [Part(fail)], step=1, launch=ONE, writes_files=True, background=False)
+        writer.write(tmp_path / "checkpoint-1", fail, step=1, launch=ONE, writes_files=True)
     with pytest.raises(CheckpointWriteError, match="the disk failed"):
-        writer.write_alone(tmp_path / "checkpoint-1", [Part(fail)], step=1)
+        writer.write_alone(tmp_path / "checkpoint-1", fail, step=1)
     assert writer.last_step is None
     assert list(tmp_path.iterdir()) == []
 
@@ -149,13 +107,15 @@ def test_what_fails_in_the_background_is_no_last_step(tmp_path):
     """A checkpoint that somebody waits for and that cannot be written does not count as the step's."""
     writer = CheckpointWriter()
 
-    def fail():
+    def fail(*_):
         raise OSError("the disk failed")
 
-    parts = [Part(lambda folder: writer.file_writer(fail), deferrable=True)]
-    settings = {"step": 1, "launch": ONE, "writes_files": True, "background": True, "must_finish": lambda: True}
+    def collect(folder, put):
+        put(CheckpointFile(fail, None, folder))
+
+    settings = {"step": 1, "launch": ONE, "writes_files": True, "must_finish": lambda: True}
     with pytest.raises(CheckpointWriteError, match="the disk failed"):
-        writer.write(tmp_path / "checkpoint-1", parts, **settings)
+        writer.write_in_background(tmp_path / "checkpoint-1", collect, **settings)
     assert writer.last_step is None
 
 
@@ -167,7 +127,7 @@ def test_no_error_names_a_hidden_folder(monkeypatch, tmp_path):
 
     monkeypatch.setattr(publish, "write_marker", fail)
     with pytest.raises(CheckpointWriteError) as caught:
-        CheckpointWriter().write_alone(tmp_path / "checkpoint-1", [], step=1)
+        CheckpointWriter().write_alone(tmp_path / "checkpoint-1", lambda _: None, step=1)
     error, folder = caught.value, str(tmp_path / "checkpoint-1")
     assert (error.errno, error.filename) == (errno.ENOSPC, f"{folder}/lightning.json")
     assert str(error).startswith(f"`{folder}` cannot be written: [Errno 28] No space left on device: '{folder}/light")
@@ -177,7 +137,7 @@ def test_no_error_names_a_hidden_folder(monkeypatch, tmp_path):
 def test_writing_alone(tmp_path):
     """`write_alone` publishes a complete folder, and is no checkpoint of the run."""
     writer = CheckpointWriter()
-    writer.write_alone(tmp_path / "a", [Part(lambda folder: torch.save(1, folder / "scaler.pt"))], step=5)
+    writer.write_alone(tmp_path / "a", lambda folder: torch.save(1, folder / "scaler.pt"), step=5)
     assert read_marker(tmp_path / "a").step == 5
     assert writer.last_step is None
 
@@ -246,13 +206,15 @@ def test_a_link_to_a_folder(to, alone, tmp_path):
     (tmp_path / "checkpoint-1").symlink_to(f"elsewhere/{to}")
     writer = CheckpointWriter()
     for text in ("first", "second"):
-        parts = [Part(lambda folder, text=text: (folder / "ours.txt").write_text(text))]
+
+        def save(folder, put=None, *, text=text):
+            (folder / "ours.txt").write_text(text)
+
         if alone:
-            writer.write_alone(tmp_path / "checkpoint-1", parts, step=1)
+            writer.write_alone(tmp_path / "checkpoint-1", save, step=1)
         else:
-            writer.write(
-                tmp_path / "checkpoint-1", parts, step=1, launch=ONE, writes_files=True, background=text == "second"
-            )
+            write = writer.write_in_background if text == "second" else writer.write
+            write(tmp_path / "checkpoint-1", save, step=1, launch=ONE, writes_files=True)
             writer.wait()
     assert (tmp_path / "checkpoint-1").is_symlink() == (to == "folder")
     assert (tmp_path / "checkpoint-1" / "ours.txt").read_text() == "second"

@@ -77,7 +77,7 @@ def trained(folder: Path, save_async: bool) -> dict[str, Any]:
     trainer.checkpoint_writer = HeldWriter()
     with watching() as events:
         trainer.train()
-    buffers = trainer.checkpoint_writer.file_writer.buffers
+    buffers = trainer.checkpoint_writer.buffers
     copies = [event for event in events if any("host_copy" in frame for frame in event.frames)]
     return {
         "device": str(trainer.args.device),

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hf_compat.lightning
 from hf_compat import HFCompatError, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-from hf_compat.checkpoint.background import Deferred
+from hf_compat.checkpoint.background import CheckpointFile, Snapshot
 from hf_compat.checkpoint.writer import CheckpointWriter
 
 STEPS = 3 * 7
@@ -181,13 +181,13 @@ class PatientWriter(CheckpointWriter):
         self._wait_at = wait
         self.saves = 0
 
-    def _publish(self, publication: ExitStack, deferred: Deferred, folder: Path, then: Any) -> None:
+    def _publish(self, publication: ExitStack, snapshot: Snapshot, folder: Path, then: Any) -> None:
         self.saves += 1
         before, written, agreed = (partial(self._wait_at, stage, self.saves) for stage in BACKGROUND_STAGES)
-        deferred.shared.insert(0, lambda group: before())
-        deferred.own.append(written)
+        snapshot.files.insert(0, CheckpointFile(lambda *_, group: before(), None, folder, by_all_ranks=True))
+        snapshot.files.append(CheckpointFile(lambda *_: written(), None, folder))
         publication.callback(agreed)  # the training is further by now
-        super()._publish(publication, deferred, folder, then)
+        super()._publish(publication, snapshot, folder, then)
 
 
 class PatientTrainer(Trainer):

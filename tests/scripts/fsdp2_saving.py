@@ -11,7 +11,9 @@ import torch
 
 from hf_compat import HFCompatError, TrainingArguments
 from hf_compat.checkpoint import distributed_files
+from hf_compat.checkpoint.background import Snapshot
 from hf_compat.distributed import collectives
+from hf_compat.trainer import model_files
 from tests.scripts.fsdp2_script import FULL, LAYERS, SHARDED, seen_of, trainer_for
 from tests.scripts.sharded_common import Seen, held, llama, world
 from tests.support import helpers
@@ -88,15 +90,24 @@ def resumed_sharded(folder: Path) -> Seen:
 def in_background(folder: Path, fsdp: Seen) -> Seen:
     """The run of ``resumed``, whose saves are written while it trains on, and one that goes on from the first."""
     trainer = held(trainer_for(folder / "whole", dropping(), fsdp, **SAVES, save_async=True))
-    save, is_shared = trainer._save, []
+    gather, gathered = model_files.state_dict_to_save, list[Seen]()
+    publish, is_shared = trainer.checkpoint_writer._publish, list[bool]()
 
-    def watched(output_dir: str, state_dict: Seen) -> None:
-        snapshot = trainer.checkpoint_writer.file_writer.snapshot(state_dict)
-        is_shared.extend(snapshot[name].data_ptr() == value.data_ptr() for name, value in state_dict.items())
-        save(output_dir, state_dict=state_dict)
+    def gathering(*given: Any, **settings: Any) -> Seen:
+        gathered.append(gather(*given, **settings))
+        return gathered[-1]
 
-    trainer._save = watched  # type: ignore[method-assign]
-    trainer.train()
+    def publishing(publication: Any, snapshot: Snapshot, *given: Any) -> None:
+        weights = [file.content[1] for file in snapshot.files if isinstance(file.content, tuple)]
+        is_shared.extend(state is gathered[-1] for state in weights)
+        publish(publication, snapshot, *given)
+
+    model_files.state_dict_to_save = gathering  # type: ignore[assignment]
+    trainer.checkpoint_writer._publish = publishing  # type: ignore[method-assign]
+    try:
+        trainer.train()
+    finally:
+        model_files.state_dict_to_save = gather
     whole = seen_of(trainer)
     trainer = trainer_for(folder / "rest", dropping(1), fsdp, **SAVES, save_async=True)
     trainer.train(resume_from_checkpoint=str(folder / "whole" / "output" / "checkpoint-3"))

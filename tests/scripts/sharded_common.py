@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_compat import Trainer, TrainerCallback
+from hf_compat.checkpoint.background import CheckpointFile
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import NotSupportedError
 from tests.support import helpers
@@ -103,8 +104,8 @@ class CountsReductions(TrainerCallback):
 class UnwatchedWriter(CheckpointWriter):
     """Takes nobody to be looking at its folders, so that callbacks may be told of a save."""
 
-    def write(self, *args: Any, **kwargs: Any) -> None:
-        super().write(*args, **{**kwargs, "must_finish": lambda: False})
+    def write_in_background(self, *args: Any, **kwargs: Any) -> None:
+        super().write_in_background(*args, **{**kwargs, "must_finish": lambda: False})
 
 
 class HeldWriter(UnwatchedWriter):
@@ -114,10 +115,11 @@ class HeldWriter(UnwatchedWriter):
         super().__init__()
         self.is_trained: defaultdict[int, threading.Event] = defaultdict(threading.Event)
 
-    def _publish(self, publication: Any, deferred: Any, folder: Path, then: Any) -> None:
+    def _publish(self, publication: Any, snapshot: Any, folder: Path, then: Any) -> None:
         step = int(folder.name.split("-")[1])
-        deferred.shared.insert(0, lambda group: self._wait_for(step))
-        super()._publish(publication, deferred, folder, then)
+        held = CheckpointFile(lambda *_, group: self._wait_for(step), None, folder, by_all_ranks=True)
+        snapshot.files.insert(0, held)
+        super()._publish(publication, snapshot, folder, then)
 
     def _wait_for(self, step: int) -> None:
         assert self.is_trained[step].wait(PATIENCE)

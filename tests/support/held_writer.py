@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hf_compat.checkpoint.background import Deferred
+from hf_compat.checkpoint.background import CheckpointFile, Snapshot
 from hf_compat.checkpoint.writer import CheckpointWriter
 from tests.support.processes import PATIENCE
 
@@ -38,9 +38,9 @@ class HeldWriter(CheckpointWriter):
         super().wait_here()
         self._awaited.clear()
 
-    def _publish(self, publication: ExitStack, deferred: Deferred, folder: Path, then: Any) -> None:
+    def _publish(self, publication: ExitStack, snapshot: Snapshot, folder: Path, then: Any) -> None:
         self._writing += 1
         self.most = max(self.most, self._writing)
-        deferred.own.insert(0, lambda: self._awaited.wait(PATIENCE))
-        super()._publish(publication, deferred, folder, then)
+        snapshot.files.insert(0, CheckpointFile(lambda *_: self._awaited.wait(PATIENCE), None, Path()))
+        super()._publish(publication, snapshot, folder, then)
         self._writing -= 1

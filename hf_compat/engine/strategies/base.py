@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hf_compat.arguments.accelerator_config import syncs_each_batch
 from hf_compat.checkpoint import names, states, weights
-from hf_compat.checkpoint.background import CheckpointFileWriter
+from hf_compat.checkpoint.background import HostBuffers, Put, to_host
 from hf_compat.engine.internals.loops import is_fitting
 from hf_compat.engine.internals.strategies import starts_no_processes
 from hf_compat.engine.moving import is_in_8_or_4_bits
@@ -74,10 +74,8 @@ class ModelStrategy(Strategy):
     """Whether the current backward pass is the last of its update step; set by :meth:`accumulating`."""
     gathers_weights = False
     """Whether every rank has to call ``full_state_dict`` to save the model."""
-    copies_weights = False
-    """Whether the tensors of ``full_state_dict`` are copies in host memory, which nothing else uses."""
-    clones_weights = False
-    """Whether ``full_state_dict`` only clones the weights, which are whole on every rank."""
+    copy_of_weights: Callable[[Any, HostBuffers], Any] = staticmethod(to_host)
+    """Copies the state dict to save to host memory, for a save in the background: ``CheckpointFile.copy``."""
     saves_on_every_rank = False
     """Whether the Trainer's ``_save`` communicates, so that every rank calls it, whatever the release does."""
     saves_sharded_weights = False
@@ -269,7 +267,7 @@ class ModelStrategy(Strategy):
         """
         return weights.load_weights(model, folder, trains_on=trains_on)
 
-    def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, put: Put) -> None:
         """Save this rank's shards of the unwrapped ``model`` to ``folder``; every rank calls it.
 
         Does nothing if ``saves_sharded_weights`` is False.
@@ -277,24 +275,22 @@ class ModelStrategy(Strategy):
         Args:
             model: The unwrapped model.
             folder: The checkpoint being written.
-            file_writer: Writes files, possibly in the background.
+            put: Takes each file, to write it at once or in the background.
         """
 
     # ---- the optimizer's state ----
 
-    def save_optimizer(
-        self, optimizer: Optimizer, folder: str, *, file_writer: CheckpointFileWriter, saves_common: bool
-    ) -> None:
+    def save_optimizer(self, optimizer: Optimizer, folder: str, put: Put, *, saves_common: bool) -> None:
         """Save the optimizer's state to ``folder``; every rank calls it.
 
         Args:
             optimizer: The run's optimizer.
             folder: The checkpoint being written.
-            file_writer: Writes files, possibly in the background.
+            put: Takes each file, to write it at once or in the background.
             saves_common: Whether this rank writes the files that are equal on all ranks, besides its shards.
         """
         if saves_common:
-            states.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, file_writer=file_writer)
+            states.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, put)
 
     def has_optimizer(self, folder: str) -> bool:
         """Return whether ``folder`` has the states of both optimizer and schedule; otherwise neither is loaded."""

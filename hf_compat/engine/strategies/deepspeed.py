@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hf_compat.arguments.deepspeed import HfTrainerDeepSpeedConfig, config_in_use
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.sequence_parallelism import SequenceParallelism
-from hf_compat.checkpoint.background import CheckpointFileWriter
+from hf_compat.checkpoint.background import HostBuffers, Put, clones_on_host, to_host
 from hf_compat.distributed.processes import import_deepspeed
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
@@ -40,10 +40,10 @@ from hf_compat.engine.strategies.deepspeed_files import (
     MISFITS,
     check_files,
     differing_settings,
+    putting_files,
     readable_by,
     warn_of_buffers,
     warn_of_shared_settings,
-    writing_through,
 )
 from hf_compat.errors import ArgumentsError, CheckpointError
 from hf_compat.model_facts import is_peft_model
@@ -252,14 +252,9 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         return not self.saves_sharded_weights
 
     @property
-    def clones_weights(self) -> bool:  # type: ignore[override]
-        """Whether ``full_state_dict`` clones the weights, rather than gather them."""
-        return not self._is_sharded
-
-    @property
-    def copies_weights(self) -> bool:  # type: ignore[override]
-        """Whether ``full_state_dict`` copies the weights, which gathering may not."""
-        return self.clones_weights
+    def copy_of_weights(self) -> Callable[[Any, HostBuffers], Any]:  # type: ignore[override]
+        """Copies the state dict to save: weights that are whole are each a part of one large tensor."""
+        return to_host if self._is_sharded else clones_on_host
 
     @property
     def _is_sharded(self) -> bool:
@@ -310,14 +305,14 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         self.resume_engine(folder)
         return [], []
 
-    def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, put: Put) -> None:
         """Save this rank's shards to ``folder``; every rank calls it."""
         logger.warning(
             "The weights in `%s` are sharded, as stage3_gather_16bit_weights_on_model_save=false: %s.",
             folder,
             self._remedy_for_shards,
         )
-        self._save_engine(folder, file_writer)
+        self._save_engine(folder, put)
 
     # ---- the optimizer's state ----
 
@@ -326,16 +321,12 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         """Whether the engine has a schedule, which it then saves."""
         return self.engine.lr_scheduler is not None
 
-    def save_optimizer(
-        self, optimizer: Optimizer, folder: str, *, file_writer: CheckpointFileWriter, saves_common: bool
-    ) -> None:
+    def save_optimizer(self, optimizer: Optimizer, folder: str, put: Put, *, saves_common: bool) -> None:
         """Save DeepSpeed's checkpoint to ``folder``; every rank calls it."""
-        self._save_engine(folder, file_writer)
+        self._save_engine(folder, put)
 
-    def _save_engine(self, folder: str, file_writer: CheckpointFileWriter) -> None:
-        if not file_writer.is_first(folder):
-            return  # sharded weights are in the same files as the optimizer's state
-        with writing_through(self.engine, file_writer):
+    def _save_engine(self, folder: str, put: Put) -> None:
+        with putting_files(self.engine, put):
             self.engine.save_checkpoint(folder, exclude_frozen_parameters=is_peft_model(self.engine.module))
 
     def has_optimizer(self, folder: str) -> bool:

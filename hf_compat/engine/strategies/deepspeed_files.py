@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from hf_compat.checkpoint.background import CheckpointFileWriter
+from hf_compat.checkpoint.background import CheckpointFile, Put
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.zero_partitions import (
     LATEST_NAME,
@@ -46,24 +46,26 @@ _T = TypeVar("_T")
 
 
 class _CheckpointEngine:
-    """DeepSpeed's checkpoint engine, whose files are written from a snapshot when ``file_writer`` does."""
+    """DeepSpeed's checkpoint engine, whose files go to ``put``."""
 
-    def __init__(self, engine: Any, file_writer: CheckpointFileWriter) -> None:
-        self._engine = engine
-        self._file_writer = file_writer
+    def __init__(self, engine: Any, put: Put) -> None:
+        self._engine, self._put = engine, put
 
     def save(self, state_dict: Any, path: str) -> None:
-        self._file_writer(self._engine.save, self._file_writer.snapshot(state_dict), path)
+        self._put(CheckpointFile(self._save, state_dict, Path(path)))
+
+    def _save(self, state_dict: Any, path: Path) -> None:
+        self._engine.save(state_dict, str(path))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
 
 @contextmanager
-def writing_through(engine: Any, file_writer: CheckpointFileWriter) -> Iterator[None]:
-    """Context in which the ``DeepSpeedEngine`` ``engine`` writes the files of a checkpoint through ``file_writer``."""
+def putting_files(engine: Any, put: Put) -> Iterator[None]:
+    """Context in which ``put`` takes the files of a checkpoint that the ``DeepSpeedEngine`` ``engine`` saves."""
     before = engine.checkpoint_engine
-    engine.checkpoint_engine = _CheckpointEngine(before, file_writer)
+    engine.checkpoint_engine = _CheckpointEngine(before, put)
     try:
         yield
     finally:

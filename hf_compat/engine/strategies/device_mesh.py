@@ -24,7 +24,7 @@ from hf_compat.arguments.fsdp import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes, world_size_problem
 from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.checkpoint import distributed_files, names, states, weights
-from hf_compat.checkpoint.background import CheckpointFileWriter
+from hf_compat.checkpoint.background import CheckpointFile, Put, as_it_is
 from hf_compat.engine.internals.strategies import set_up_with_mesh
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout, with_mesh
 from hf_compat.engine.ring_attention import (
@@ -70,7 +70,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
             save_distributed_checkpoint=saves_sharded,
         )
         self.cluster_environment = LaunchedEnvironment(process_layout.launch, process_layout.environment)
-        self.gathers_weights = self.copies_weights = True
+        self.gathers_weights, self.copy_of_weights = True, as_it_is
         self.saves_sharded_weights = saves_sharded
         self.saves_on_every_rank = shard is None
         self._launch = process_layout.launch
@@ -166,14 +166,12 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         with distributed_files.distributing_on_load(model):  # peft's loading does not support DTensors
             return weights.load_weights(model, folder, trains_on=trains_on)
 
-    def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, put: Put) -> None:
         """Save this rank's shards of ``model`` to ``folder``."""
         path = Path(folder, names.SHARDED_WEIGHTS_NAME)
-        distributed_files.save({"model": model.state_dict()}, path, file_writer=file_writer)
+        distributed_files.save({"model": model.state_dict()}, path, put)
 
-    def save_optimizer(
-        self, optimizer: Optimizer, folder: str, *, file_writer: CheckpointFileWriter, saves_common: bool
-    ) -> None:
+    def save_optimizer(self, optimizer: Optimizer, folder: str, put: Put, *, saves_common: bool) -> None:
         """Save the optimizer's state dict, full or sharded, in accelerate's format.
 
         With a full state dict the weights are saved a second time, in the file that transformers resumes from; it does
@@ -183,20 +181,19 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         reshard(module.model)
         state = states.by_name(optimizer, module.model)
         if self.saves_sharded_weights:
-            distributed_files.save(
-                {"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), file_writer=file_writer
-            )
+            distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), put)
             return
         saves_common = saves_common and self._launch.rank == 0
         full = distributed_files.full_tensors(state, keeps=self._launch.rank == 0)
         if saves_common:
-            file_writer(torch.save, full, Path(folder, names.FULL_OPTIMIZER_NAME))
+            put(CheckpointFile(torch.save, full, Path(folder, names.FULL_OPTIMIZER_NAME), copy=as_it_is))
         if self._shard is None:
             return
         del full  # before the next file's content is gathered
         resumable = states.weights_for_resuming(module.model, self.full_state_dict(module.model))
         if saves_common:
-            file_writer(torch.save, resumable, Path(folder, names.FULL_FSDP_WEIGHTS_NAME))
+            path = Path(folder, names.FULL_FSDP_WEIGHTS_NAME)
+            put(CheckpointFile(torch.save, resumable, path, copy=as_it_is))
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
         """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""

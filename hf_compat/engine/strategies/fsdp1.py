@@ -31,7 +31,7 @@ from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 
 from hf_compat.arguments.fsdp import FsdpSettings
 from hf_compat.checkpoint import distributed_files, names, states, weights
-from hf_compat.checkpoint.background import CheckpointFileWriter
+from hf_compat.checkpoint.background import CheckpointFile, Put
 from hf_compat.distributed.launch import Launch
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
@@ -305,16 +305,14 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
                 return weights.load_weights(model, folder, trains_on=trains_on)
             return distributed_files.load_model(model, sharded)
 
-    def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, put: Put) -> None:
         """Save this rank's shards of ``model`` to ``folder``."""
         root = self.wrapped(model)
         with self._with_state_dict_type(root, full=False):
             state = root.state_dict()
-        distributed_files.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME), file_writer=file_writer)
+        distributed_files.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME), put)
 
-    def save_optimizer(
-        self, optimizer: Optimizer, folder: str, *, file_writer: CheckpointFileWriter, saves_common: bool
-    ) -> None:
+    def save_optimizer(self, optimizer: Optimizer, folder: str, put: Put, *, saves_common: bool) -> None:
         """Save the optimizer's state dict, full or sharded, in accelerate's format.
 
         With a full state dict the weights are saved a second time, in the file that transformers resumes from.
@@ -323,18 +321,16 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
         with self._with_state_dict_type(root, full=not self.saves_sharded_weights, rank0_only=True):
             state = FullyShardedDataParallel.optim_state_dict(root, optimizer)
         if self.saves_sharded_weights:
-            distributed_files.save(
-                {"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), file_writer=file_writer
-            )
+            distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), put)
             return
         saves_common = saves_common and self._launch.rank == 0
         if saves_common:
-            file_writer(torch.save, file_writer.snapshot(state), Path(folder, names.FULL_OPTIMIZER_NAME))
+            put(CheckpointFile(torch.save, state, Path(folder, names.FULL_OPTIMIZER_NAME)))
         del state  # before the next file's content is gathered
         model = unwrap_model(root)
         resumable = states.weights_for_resuming(model, self.full_state_dict(model))
         if saves_common:
-            file_writer(torch.save, file_writer.snapshot(resumable), Path(folder, names.FULL_FSDP_WEIGHTS_NAME))
+            put(CheckpointFile(torch.save, resumable, Path(folder, names.FULL_FSDP_WEIGHTS_NAME)))
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
         """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""
