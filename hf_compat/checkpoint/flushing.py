@@ -1,4 +1,4 @@
-"""A folder's files on the disk: written early, while later files are made, and with checksums from the page cache."""
+"""A folder's files on the disk: begun to be written while later ones are made, and their checksums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias
 
 # Checksums of the files of a checkpoint, made while they are still in the page cache.
 
@@ -20,14 +19,8 @@ from typing import TypeAlias
 ALGORITHM = "xxh3_128"
 """An algorithm as fast as the memory, for damage that happens by itself; no protection from forgery."""
 
-_EARLY_SIZE = 2**20
-"""Bytes from which a file's checksum is worth making before the folder is complete."""
-_QUIET = 0.1
-"""Seconds without a change after which a file is taken for finished, a few times the resolution of file times."""
 _RANK = re.compile(r"(?:^__|rank_|rng_state_)([0-9]+)")
 """The rank that wrote a file, in the names that torch, DeepSpeed and transformers give."""
-
-_Stamp: TypeAlias = tuple[int, int, int, int]
 
 
 def checksum(path: Path) -> str:
@@ -45,60 +38,30 @@ def checksum_of_text(text: str) -> str:
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
 
-class Checksums:
-    """Checksums of the files of a folder, each made once unless the file changes afterwards."""
+def checksums_of(
+    folder: Path, *, ranks: Collection[int] | None = None, known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the checksum of each file in ``folder``, by its path inside with forward slashes.
 
-    def __init__(self) -> None:
-        self._made: dict[Path, tuple[_Stamp, str]] = {}
-        self._taken: dict[str, str] = {}
-
-    def make_early(self, path: Path) -> None:
-        """Make the checksum of ``path`` if it is large and seems finished; it is made again if the file changes."""
-        status = path.stat()
-        is_quiet = time.time() - status.st_mtime > _QUIET
-        if status.st_size >= _EARLY_SIZE and is_quiet and path not in self._made:
-            self._make(path)
-
-    def take(self, others: Mapping[str, str]) -> None:
-        """Use ``others``, which another node made of files that it wrote: path inside the folder → checksum."""
-        self._taken.update(others)
-
-    def of_folder(self, folder: Path, *, ranks: Collection[int] | None = None) -> dict[str, str]:
-        """Return the checksum of each file in ``folder``, by its path inside with forward slashes.
-
-        Args:
-            folder: Nothing is written into it any more.
-            ranks: Only files with the number of one of these ranks in their names. Default: all files.
-        """
-        sums = {}
-        for path in sorted(folder.rglob("*")):
-            name = path.relative_to(folder).as_posix()
-            if ranks is not None and _rank_of(path.name) not in ranks:
-                continue
-            with suppress(FileNotFoundError):  # deleted meanwhile
-                if path.is_file():
-                    sums[name] = self._taken.get(name) or self._of(path)
-        return sums
-
-    def _of(self, path: Path) -> str:
-        made = self._made.get(path)
-        return made[1] if made is not None and made[0] == _stamp(path) else self._make(path)
-
-    def _make(self, path: Path) -> str:
-        stamp = _stamp(path)  # before the file is read: a change while it is read makes the checksum void
-        digest = checksum(path)
-        self._made[path] = stamp, digest
-        return digest
+    Args:
+        folder: Nothing is written into it any more.
+        ranks: Only files with the number of one of these ranks in their names. Default: all files.
+        known: Checksums that another node has made of files that it wrote; those are not read.
+    """
+    sums = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if ranks is not None and _rank_of(path.name) not in ranks:
+            continue
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            if path.is_file():
+                sums[name] = (known or {}).get(name) or checksum(path)
+    return sums
 
 
 def _rank_of(name: str) -> int | None:
     found = _RANK.search(name)
     return None if found is None else int(found[1])
-
-
-def _stamp(path: Path) -> _Stamp:
-    status = os.stat(path)
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 # Starts writing a folder's files to disk while later files are still being written.
@@ -111,21 +74,17 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 @contextmanager
-def flushing_early(folder: Path, checksums: Checksums) -> Iterator[None]:
+def flushing_early(folder: Path) -> Iterator[None]:
     """Context in which the system writes to the disk what ``folder`` contains so far; it has to be flushed at the end.
 
-    The checksums of large files are made as soon as they seem finished. An error of the disk is raised when the file is
-    flushed. Systems without ``sync_file_range``, all but Linux, write nothing early.
-
-    Args:
-        folder: The folder.
-        checksums: Where the checksums are kept.
+    An error of the disk is raised when the file is flushed. Systems without ``sync_file_range``, all but Linux, write
+    nothing early.
     """
     if _sync_file_range() is None:
         yield
         return
     ended = threading.Event()
-    thread = threading.Thread(target=_begin_until, args=(ended, folder, checksums), name="hf_compat-flush", daemon=True)
+    thread = threading.Thread(target=_begin_until, args=(ended, folder), name="hf_compat-flush", daemon=True)
     thread.start()
     try:
         yield
@@ -134,20 +93,15 @@ def flushing_early(folder: Path, checksums: Checksums) -> Iterator[None]:
         thread.join()
 
 
-def _begin_until(ended: threading.Event, folder: Path, checksums: Checksums) -> None:
+def _begin_until(ended: threading.Event, folder: Path) -> None:
     took = 0.0
     while not ended.wait(max(_PERIOD, took)):
         began = time.thread_time()
-        files = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
-        for path in files:
+        for path in [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]:
             with suppress(OSError):  # it got its final name meanwhile; if it cannot be written, flushing tells
                 if path.is_file():
                     begin_writing(path)
         took = time.thread_time() - began
-        for path in files:
-            with suppress(OSError):
-                if not ended.is_set():
-                    checksums.make_early(path)
 
 
 def begin_writing(path: Path) -> None:

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import socket
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from torch.distributed import ProcessGroup
 
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import differences, read_marker, write_marker
-from hf_compat.checkpoint.flushing import Checksums, begin_writing, drop_cached
+from hf_compat.checkpoint.flushing import begin_writing, checksums_of, drop_cached
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, PREFIX_CHECKPOINT_DIR
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
@@ -233,7 +233,7 @@ _leftovers: set[Path] = set()
 
 @contextmanager
 def staging(
-    final: str | os.PathLike[str], *, step: int, run_id: str | None = None, checksums: Checksums | None = None
+    final: str | os.PathLike[str], *, step: int, run_id: str | None = None, checksums: Mapping[str, str] | None = None
 ) -> Iterator[Path]:
     """Yield an empty folder that becomes ``final`` when the block ends, and leaves no trace if it fails.
 
@@ -241,7 +241,7 @@ def staging(
         final: The checkpoint folder. One that exists is replaced.
         step: The update step, for the marker.
         run_id: The run that writes, for the marker; see ``rotation.OwnedCheckpoints``.
-        checksums: Checksums of files that need not be read again.
+        checksums: Those of files that need not be read, looked up at the end.
 
     Raises:
         CheckpointWriteError: If the folder cannot be written; earlier checkpoints are untouched.
@@ -250,7 +250,7 @@ def staging(
     advice = f"Earlier checkpoints are untouched. Check the free space and the permissions of `{target.parent}`."
     with _hidden_folder_of(target, advice) as staged:
         yield staged
-        publish(staged, target, step=step, run_id=run_id, checksums=checksums or Checksums())
+        publish(staged, target, step=step, run_id=run_id, checksums=checksums)
 
 
 def target_of(folder: Path) -> Path:
@@ -310,7 +310,7 @@ def creating_folder(target: Path, *, step: int | None) -> Iterator[Path]:
         if step is None:
             flush(staged)
         else:
-            _mark(staged, step=step, run_id=None, checksums=Checksums())
+            _mark(staged, step=step, run_id=None)
         flush_file(staged)
         if target.is_dir():
             target.rmdir()  # fails if it is not empty
@@ -363,7 +363,9 @@ def begin(final: Path) -> Path:
     return staged
 
 
-def publish(staged: Path, final: Path, *, step: int, run_id: str | None, checksums: Checksums) -> None:
+def publish(
+    staged: Path, final: Path, *, step: int, run_id: str | None, checksums: Mapping[str, str] | None = None
+) -> None:
     """Flush ``staged`` to the disk, mark it with what it contains and rename it to ``final``.
 
     At any time one of the two, or the previous ``final``, is complete on the disk.
@@ -404,11 +406,11 @@ def _make_way(final: Path) -> Path | None:
     return former
 
 
-def _mark(staged: Path, *, step: int, run_id: str | None, checksums: Checksums) -> None:
+def _mark(staged: Path, *, step: int, run_id: str | None, checksums: Mapping[str, str] | None = None) -> None:
     """Flush the files of ``staged``, then a marker that lists them."""
     for path in _files(staged):
         begin_writing(path)
-    sums = checksums.of_folder(staged)  # read from the page cache while the disk writes
+    sums = checksums_of(staged, known=checksums)  # read from the page cache while the disk writes
     flush(staged)
     write_marker(staged, step=step, run_id=run_id, checksums=sums)
     flush_file(staged / LIGHTNING_MARKER_NAME)
@@ -581,7 +583,6 @@ def begin_on_all_ranks(
     run_id: str | None,
     launch: Launch,
     writes: bool,
-    checksums: Checksums,
     group: ProcessGroup | None = None,
 ) -> Path:
     """Return on each rank a folder that becomes ``final`` when every rank closes its ``stack``.
@@ -597,12 +598,12 @@ def begin_on_all_ranks(
         run_id: The run that writes, for the completion marker.
         launch: Rank and world size.
         writes: Whether this rank writes the files that are equal on all ranks.
-        checksums: Checksums of files that need not be read again.
         group: The process group of the thread that closes ``stack``. Default: the group of training.
 
     Raises:
         CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
     """
+    checksums: dict[str, str] = {}
 
     def stage() -> Path:
         return stack.enter_context(staging(final, step=step, run_id=run_id, checksums=checksums))
@@ -627,7 +628,7 @@ def begin_on_all_ranks(
 
 @contextmanager
 def _flushing(
-    staged: Path | None, ranks: Collection[int], checksums: Checksums, group: ProcessGroup | None
+    staged: Path | None, ranks: Collection[int], checksums: dict[str, str], group: ProcessGroup | None
 ) -> Iterator[None]:
     """Context that every rank enters, and that flushes ``staged`` at its end, before any rank goes on.
 
@@ -637,10 +638,10 @@ def _flushing(
     yield
     with raise_on_all_ranks(group) as made:
         if staged is not None:
-            made.own = checksums.of_folder(staged, ranks=ranks)
+            made.own = checksums_of(staged, ranks=ranks)
             flush(staged)
     for others in filter(None, made.all):
-        checksums.take(others)
+        checksums.update(others)
 
 
 def wait_for(saver: BackgroundTasks) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks, HostBuffers, Put, Snapshot
-from hf_compat.checkpoint.flushing import Checksums, flushing_early
+from hf_compat.checkpoint.flushing import flushing_early
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
@@ -112,7 +112,6 @@ class CheckpointWriter:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
         """
         self.remover.wait()
-        checksums = Checksums()
         # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
         with publish.raise_on_all_ranks(), ExitStack() as stack:
             staged = publish.begin_on_all_ranks(
@@ -122,9 +121,8 @@ class CheckpointWriter:
                 run_id=self._run_id,
                 launch=launch,
                 writes=writes_files,
-                checksums=checksums,
             )
-            flushing = flushing_early(staged, checksums) if launch.local_rank == 0 else nullcontext()
+            flushing = flushing_early(staged) if launch.local_rank == 0 else nullcontext()
             # It is published when all ranks have written.
             with publish.raise_on_all_ranks(place=staged), flushing, self._one_checkpoint():
                 save(staged)
@@ -176,7 +174,6 @@ class CheckpointWriter:
                 run_id=self._run_id,
                 launch=launch,
                 writes=writes_files,
-                checksums=Checksums(),
                 group=snapshot.group,
             )
             with publish.raise_on_all_ranks(place=snapshot.folder) as needs, self._one_checkpoint():
@@ -229,9 +226,8 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: If it cannot be written; earlier checkpoints are untouched.
         """
-        checksums = Checksums()
-        staging = publish.staging(publish.target_of(folder), step=step, run_id=self._run_id, checksums=checksums)
-        with staging as staged, flushing_early(staged, checksums), self._one_checkpoint():
+        staging = publish.staging(publish.target_of(folder), step=step, run_id=self._run_id)
+        with staging as staged, flushing_early(staged), self._one_checkpoint():
             save(staged)
 
     def end_run(self) -> None:

@@ -1,26 +1,20 @@
-"""Checksums of a checkpoint's files: made once, right whatever is written when, and compared when asked."""
+"""Checksums of a checkpoint's files: made at the end, and compared when asked."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import threading
-import time
 
 import pytest
 import torch
 import xxhash
 
-from hf_compat.checkpoint import flushing, publish
+from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.completeness import read_marker, write_marker
-from hf_compat.checkpoint.flushing import Checksums, checksum, flushing_early
+from hf_compat.checkpoint.flushing import checksum, checksums_of
 from hf_compat.tools.checkpoints import as_table, describe_checkpoints
 from tests.support.checkpoints import small_checkpoint
-from tests.support.processes import PATIENCE
-
-LARGE = 2**20
-OLD = (1, 1)
 
 
 @pytest.fixture
@@ -33,19 +27,6 @@ def saved(tmp_path):
         torch.save({"a": torch.zeros(9)}, folder / "global_step1" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
         (folder / "global_step1" / "__0_0.distcp").write_bytes(os.urandom(999))
     return tmp_path / "checkpoint-1"
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    """The names of the files whose checksums are made."""
-    made = []
-
-    def spied(path):
-        made.append(path.name)
-        return checksum(path)
-
-    monkeypatch.setattr(flushing, "checksum", spied)
-    return made
 
 
 def problems(folder):
@@ -116,67 +97,14 @@ def test_a_marker_lists_a_checksum_of_each_file(saved):
     assert len(marker.files) == 8
 
 
-@pytest.mark.parametrize("changes", [False, True])
-def test_a_large_file_is_read_once(changes, counted, tmp_path):
-    """A finished one early, and again only if it changes afterwards, even in the same size; small ones at the end."""
-    large, small, sums = tmp_path / "large", tmp_path / "small", Checksums()
-    large.write_bytes(bytes(LARGE))
-    small.write_bytes(b"1")
-    for path in (large, small):
-        os.utime(path, OLD)
-        sums.make_early(path)
-        sums.make_early(path)
-    assert counted == ["large"]
-    if changes:
-        with large.open("r+b") as file:
-            file.write(b"2")
-        os.utime(large, OLD)
-    expected = {path.name: checksum(path) for path in (large, small)}
-    assert sums.of_folder(tmp_path) == expected
-    assert counted == (["large", "large", "small"] if changes else ["large", "small"])
-
-
-def test_a_file_that_is_being_written_waits(counted, tmp_path, monkeypatch):
-    """What changed a moment ago is taken for unfinished."""
-    path, sums = tmp_path / "large", Checksums()
-    path.write_bytes(bytes(LARGE))
-    now = path.stat().st_mtime
-    monkeypatch.setattr(time, "time", lambda: now + 0.05)
-    sums.make_early(path)
-    assert counted == []
-    monkeypatch.setattr(time, "time", lambda: now + 1)
-    sums.make_early(path)
-    assert counted == ["large"]
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="nothing is written early here")
-def test_large_files_are_read_while_others_are_written(monkeypatch, tmp_path):
-    """The thread that begins to write them makes their checksums, before the folder is flushed."""
-    made = threading.Event()
-
-    def spied(path):
-        made.set()
-        return checksum(path)
-
-    monkeypatch.setattr(flushing, "checksum", spied)
-    sums = Checksums()
-    with flushing_early(tmp_path, sums):
-        (tmp_path / "large").write_bytes(bytes(LARGE))
-        os.utime(tmp_path / "large", OLD)
-        assert made.wait(PATIENCE)
-    assert sums.of_folder(tmp_path) == {"large": checksum(tmp_path / "large")}
-
-
 def test_each_node_reads_the_files_of_its_ranks(tmp_path):
     """By the numbers in their names; the rest are rank 0's, which takes over what the others have made."""
     names = ["__0_0.distcp", "__3_1.distcp", "bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt", "rng_state_3.pth"]
     names += ["rng_state_1.pth", "model.safetensors"]
     for name in names:
         (tmp_path / name).write_text(name)
-    others = Checksums().of_folder(tmp_path, ranks=range(2, 4))
+    others = checksums_of(tmp_path, ranks=range(2, 4))
     assert sorted(others) == sorted(names[1:4])
-    sums = Checksums()
-    sums.take(dict.fromkeys(others, "another's"))
-    found = sums.of_folder(tmp_path)
+    found = checksums_of(tmp_path, known=dict.fromkeys(others, "another's"))
     assert sorted(found) == sorted(names)
     assert [name for name in sorted(found) if found[name] == "another's"] == sorted(names[1:4])

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from hf_compat.checkpoint import flushing
-from hf_compat.checkpoint.flushing import Checksums, flushing_early
+from hf_compat.checkpoint.flushing import flushing_early
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
@@ -43,7 +43,7 @@ class Begun:
 def test_files_go_to_the_disk_as_they_grow(tmp_path, monkeypatch):
     """Each file does while the block runs, in folders too, and again when it has grown; the thread ends with it."""
     begun = Begun(monkeypatch)
-    with flushing_early(tmp_path, Checksums()):
+    with flushing_early(tmp_path):
         (tmp_path / "inner").mkdir()
         for name in ("weights", "inner/optimizer"):
             (tmp_path / name).write_bytes(b"12")
@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_opened(tmp_path, monkeypatch, error):
             raise error(path)
 
     begun = Begun(monkeypatch, fail)
-    with flushing_early(tmp_path, Checksums()):
+    with flushing_early(tmp_path):
         for name in ("a", "draft", "z"):
             (tmp_path / name).write_bytes(b"12")
         begun.wait_for("a", 2)
@@ -125,5 +125,5 @@ def test_a_disk_that_fails_while_the_rest_is_written(failing_disk, monkeypatch):
 def test_systems_that_cannot_begin_early(tmp_path, monkeypatch):
     """Without ``sync_file_range`` the block runs without a thread."""
     monkeypatch.setattr(flushing, "_sync_file_range", lambda: None)
-    with flushing_early(tmp_path, Checksums()):
+    with flushing_early(tmp_path):
         assert "hf_compat-flush" not in {thread.name for thread in threading.enumerate()}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hf_compat.checkpoint.completeness import read_marker, write_marker
-from hf_compat.checkpoint.flushing import Checksums
+from hf_compat.checkpoint.flushing import checksums_of
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu
 from tests.support.checkpoints import assert_same_checkpoints
 
@@ -114,5 +114,5 @@ def test_a_run_on_a_gpu(tmp_path):
         torch.save(state, path)
         marker = read_marker(path.parent)
         path.with_name("lightning.json").unlink()
-        write_marker(path.parent, step=marker.step, checksums=Checksums().of_folder(path.parent))
+        write_marker(path.parent, step=marker.step, checksums=checksums_of(path.parent))
     assert_same_checkpoints(tmp_path / "later", tmp_path / "at once")
