@@ -493,7 +493,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
     ).done_in("arguments/derived.py", "Folder of Lightning's `TensorBoardLogger`.")
     save_safetensors: bool = option(
         True, "Save weights as safetensors instead of with torch.save.", until="5.0"
-    ).done_in("trainer/trainer.py", "With False, weights are saved with `torch.save`, if the release supports it.")
+    ).done_in("trainer/model_files.py", "With False, weights are saved with `torch.save`, if the release supports it.")
     no_cuda: bool = option(False, "The name of use_cpu before 4.32.", until="5.0").renamed("use_cpu")
     use_mps_device: bool = option(False, "Deprecated: MPS is used automatically.", until="5.0").done_in(
         "arguments/checks.py", "Checks that there is an MPS device, which is used automatically."

@@ -286,14 +286,14 @@ class Snapshot:
     """
 
     def __init__(self, buffers: HostBuffers, group: ProcessGroup | None = None) -> None:
-        self._buffers = buffers
+        self._memory = buffers
         self.group = group
         self.folder: Path | None = None
         self.files: list[CheckpointFile] = []
 
     def add(self, file: CheckpointFile) -> None:
         """Copy the content of ``file``, and keep it."""
-        self.files.append(replace(file, content=file.copy(file.content, self._buffers)))
+        self.files.append(replace(file, content=file.copy(file.content, self._memory)))
 
     def write(self) -> None:
         """Write the files.

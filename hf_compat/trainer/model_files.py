@@ -153,8 +153,9 @@ def state_dict_to_save(trainer: Trainer, *, writes: bool, is_copied: bool = Fals
     adapters = strategy.state_dict_of_adapters()
     if adapters is not None:
         return adapters
-    if is_copied and strategy.copy_of_weights is clones_on_host:
-        return accelerator.unwrap_model(trainer.model).state_dict() if writes else {}
+    model = accelerator.unwrap_model(trainer.model)
+    if is_copied and strategy.copy_of_weights is clones_on_host and weights.reads_state_dict_alone(model):
+        return model.state_dict() if writes else {}
     return accelerator.get_state_dict(trainer.model)
 
 
