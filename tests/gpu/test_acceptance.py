@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.acceptance.correctness import CORRECTNESS
+from tests.gpu.acceptance.correctness import CORRECTNESS, scenario
 from tests.gpu.acceptance.running import Case, plan, run_all
 from tests.gpu.acceptance.speed import SPEED
-from tests.gpu.harness import needs_fake_gpu
+from tests.gpu.harness import needs_fake_gpu, start_on_gpus
 from tests.support.processes import finish, start
 
 
@@ -119,6 +119,18 @@ def test_what_a_lent_machine_may_lack():
     blocked = "import sys; sys.modules.update(dict.fromkeys(['pytest', 'datasets', 'peft']))"
     ended = finish([start([sys.executable, "-c", f"{blocked}; import tests.gpu.acceptance.__main__"])])[0]
     assert ended.code == 0, ended.output
+
+
+@needs_fake_gpu
+@pytest.mark.slow
+def test_a_case_where_packages_are_missing(tmp_path):
+    """A case that saves and resumes runs without them, and without the package of checksums."""
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['pytest', 'datasets', 'peft', 'xxhash']))"
+    run = "import runpy; runpy.run_module('tests.gpu.acceptance.case', run_name='__main__')"
+    words = ["resume_fp32", f"{scenario.__module__}:{scenario.__qualname__}", tmp_path, True]
+    ended = finish([start_on_gpus([sys.executable, "-c", f"{blocked}; {run}", *words])])[0]
+    assert ended.code == 0, ended.output
+    assert json.loads((tmp_path / "result.json").read_text())["found"]["ours differs"] == ""
 
 
 def test_every_case_can_be_run():

@@ -40,7 +40,7 @@ OF_ONE_RANK = (
     *("resume_fsdp1_fp32", "resume_fsdp1_fp16", "fsdp1_bf16_sharded"),
     *("resume_fsdp2_fp32", "resume_fsdp2_bf16", "fsdp2_fp16_sharded", "fsdp2_compiled"),
 )
-"""Scenarios of several ranks that one rank runs, too; those of DDP and of precisions go on within an epoch."""
+"""Scenarios of several ranks that one rank runs, too."""
 
 
 @contextmanager
