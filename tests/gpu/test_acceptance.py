@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.acceptance.correctness import CORRECTNESS
-from tests.gpu.acceptance.running import Case, run_all
+from tests.gpu.acceptance.correctness import CORRECTNESS, scenario
+from tests.gpu.acceptance.running import Case, plan, run_all
 from tests.gpu.acceptance.speed import SPEED
-from tests.gpu.harness import needs_fake_gpu
+from tests.gpu.harness import needs_fake_gpu, start_on_gpus
 from tests.support.processes import finish, start
 
 
@@ -28,7 +28,10 @@ def accepted(folder: Path, *words: str) -> tuple[int, str, list[dict[str, Any]]]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["steady_steps", "background_saves", "out_of_memory", "compiled_kernels", "crosswise_resume_bf16", "fp32"],
+    [
+        *("steady_steps", "background_saves", "out_of_memory", "compiled_kernels", "crosswise_resume_bf16", "fp32"),
+        *("one_rank_ddp_bf16", "one_rank_resume_fsdp2_bf16"),
+    ],
 )
 def test_a_case_of_correctness(name, tmp_path):
     """A case passes on the fake GPU, and says which GPU and packages it is about."""
@@ -42,11 +45,13 @@ def test_a_case_of_correctness(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPEED)
 def test_a_case_of_speed(name, tmp_path):
-    """The subjects take turns, and each has its rates and its memory."""
+    """The subjects take turns; each has its rates and its memory, and compiles in its first turn at most."""
     code, output, (_, result) = accepted(tmp_path, "speed", "--only", name)
     assert (code, result["status"]) == (0, "passed"), output
     found = result["found"]
     assert [len(rates) for rates in found["tokens a second"].values()] == [3, 3, 3]
+    turns = list(zip(*found["graphs compiled"].values(), strict=True))
+    assert (any(turns[0]), any(map(any, turns[1:]))) == ("compiled" in name, False)
     assert all(memory > 0 for memory in found["most memory, GiB"].values())
 
 
@@ -87,11 +92,45 @@ def test_the_deadline(tmp_path):
     assert statuses(path) == {"hanging": "too late", "later": "skipped"}
 
 
+def test_the_plan(tmp_path, capsys):
+    """The longest cases come first, of those that run alone and of the others; what does not fit is named and last."""
+    costs = {"short": 10, "long": 40, "longest": 70, "middle": 30}
+    cases = {name: Case(failing, seconds=seconds) for name, seconds in costs.items()}
+    cases["alone"] = Case(failing, alone=True, seconds=5)
+    cases["longer alone"] = Case(failing, alone=True, seconds=20)
+    order = ["longer alone", "alone", "long", "middle", "short", "longest"]
+    # Until 25 s those alone; then one job has 40 s, the other 30 and 10; 70 more are too many for either.
+    planned = plan(cases, deadline=70, jobs=2, fake=False)
+    assert (planned.names, planned.late, planned.seconds) == (order, ["longest"], 65)
+    assert str(planned) == ("5 of 6 cases fit in 70 s: they take about 65 s; not expected to end in time: longest")
+    assert run_all(cases, results=tmp_path / "results.jsonl", deadline=0, jobs=2, fake=False) == 1
+    assert capsys.readouterr().out.startswith("0 of 6 cases fit in 0 s")
+
+
+def test_the_plan_of_the_fake_gpu():
+    """What a case takes on the fake GPU counts there, one case after the other."""
+    cases = {"first": Case(failing, seconds=1, fake_seconds=2), "second": Case(failing, seconds=50, fake_seconds=1)}
+    planned = plan(cases, deadline=10, jobs=1, fake=True)
+    assert (planned.names, planned.late, planned.seconds) == (["first", "second"], [], 3)
+
+
 def test_what_a_lent_machine_may_lack():
     """The commands need no pytest and no packages of data sets and adapters."""
     blocked = "import sys; sys.modules.update(dict.fromkeys(['pytest', 'datasets', 'peft']))"
     ended = finish([start([sys.executable, "-c", f"{blocked}; import tests.gpu.acceptance.__main__"])])[0]
     assert ended.code == 0, ended.output
+
+
+@needs_fake_gpu
+@pytest.mark.slow
+def test_a_case_where_packages_are_missing(tmp_path):
+    """A case that saves and resumes runs without them, and without the package of checksums."""
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['pytest', 'datasets', 'peft', 'xxhash']))"
+    run = "import runpy; runpy.run_module('tests.gpu.acceptance.case', run_name='__main__')"
+    words = ["resume_fp32", f"{scenario.__module__}:{scenario.__qualname__}", tmp_path, True]
+    ended = finish([start_on_gpus([sys.executable, "-c", f"{blocked}; {run}", *words])])[0]
+    assert ended.code == 0, ended.output
+    assert json.loads((tmp_path / "result.json").read_text())["found"]["ours differs"] == ""
 
 
 def test_every_case_can_be_run():

@@ -3,7 +3,8 @@
     python -m tests.gpu.acceptance [--only NAME ...] [--deadline 570] [--results acceptance.jsonl] [--fake]
     python -m tests.gpu.acceptance speed
 
-The first is about correctness, ``speed`` about time and memory. It ends with 1 if a case failed or was not reached.
+The first is about correctness, ``speed`` about time and memory. It says first what fits the deadline, and runs the
+longest cases first. It ends with 1 if a case failed or was not reached.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from tests.gpu.acceptance.correctness import CORRECTNESS
 from tests.gpu.acceptance.running import run_all
 from tests.gpu.acceptance.speed import SPEED
+from tests.gpu.build import reason_to_skip
 
 SUITES = {"correctness": CORRECTNESS, "speed": SPEED}
 
@@ -41,6 +43,8 @@ def main() -> int:
         print("\n".join(chosen))
         return 0
     fake = options.fake or not torch.cuda.is_available()
+    if fake and (reason := reason_to_skip()) is not None:
+        parser.error(reason)
     return run_all(
         {name: cases[name] for name in chosen},
         results=options.results or Path(f"{options.suite}.jsonl"),

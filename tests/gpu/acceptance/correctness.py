@@ -24,15 +24,23 @@ from tests.gpu.comparing import ON_GPUS, OWN, differing
 from tests.gpu.scenarios import GPU_SCENARIOS, compiled
 from tests.support import parity
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.processes import free_port
 from tests.support.scenarios.common import plain
 
 __all__ = ["CORRECTNESS"]
 
 FAKE_MEMORY = 1 << 28
 """Bytes of the fake GPU that runs out of memory."""
-LEFT_OUT = ("memory_runs_out", "ddp_", "fsdp", "resume_fsdp")
-"""Beginnings of scenarios for a GPU of one size, which :func:`out_of_memory` is for any, and of those for two GPUs."""
+LEFT_OUT = "memory_runs_out"
+"""A scenario for a GPU of one size; :func:`out_of_memory` is for any."""
 CROSSWISE = "crosswise_"
+ONE_RANK = "one_rank_"
+OF_ONE_RANK = (
+    *("ddp_fp32", "ddp_bf16", "ddp_fp16", "ddp_compiled"),
+    *("resume_fsdp1_fp32", "resume_fsdp1_fp16", "fsdp1_bf16_sharded"),
+    *("resume_fsdp2_fp32", "resume_fsdp2_bf16", "fsdp2_fp16_sharded", "fsdp2_compiled"),
+)
+"""Scenarios of several ranks that one rank runs, too."""
 
 
 @contextmanager
@@ -75,6 +83,23 @@ def crosswise(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
     for found in (ours, theirs):
         _check(found, noise)
     return {"transformers differs from itself": noise, "ours resuming theirs": ours, "theirs resuming ours": theirs}
+
+
+def one_rank(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
+    """Run a scenario of several ranks in the only rank of a launch, over NCCL; :func:`scenario` says how it compares.
+
+    Args:
+        name: ``one_rank_`` and the name of a scenario.
+        folder: An empty folder.
+        small: Not used.
+    """
+    launch = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update(launch, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    found = scenario(name.removeprefix(ONE_RANK), folder, small=small)
+    backend = torch.distributed.get_backend()
+    torch.distributed.destroy_process_group()
+    assert backend == "nccl", backend
+    return {"backend": backend, **found}
 
 
 def _check(found: str, noise: str) -> None:
@@ -287,9 +312,13 @@ def _exhausting(kit: parity.Kit) -> None:
 CORRECTNESS: dict[str, Case] = {
     "steady_steps": Case(steady_steps, alone=True),
     "out_of_memory": Case(out_of_memory, alone=True, fake_memory=FAKE_MEMORY),
-    "background_saves": Case(background_saves, alone=True),
-    "compiled_kernels": Case(compiled_kernels),
-    **{f"{CROSSWISE}resume_{precision}": Case(crosswise) for precision in ("fp32", "bf16", "fp16")},
-    **{name: Case(scenario) for name in GPU_SCENARIOS if not name.startswith(LEFT_OUT)},
+    "background_saves": Case(background_saves, alone=True, seconds=90),
+    "compiled_kernels": Case(compiled_kernels, seconds=90),
+    **{
+        f"{CROSSWISE}resume_{precision}": Case(crosswise, seconds=45, fake_seconds=20)
+        for precision in ("fp32", "bf16", "fp16")
+    },
+    **{f"{ONE_RANK}{name}": Case(one_rank, seconds=40, fake_seconds=20) for name in OF_ONE_RANK},
+    **{name: Case(scenario) for name in GPU_SCENARIOS if name != LEFT_OUT},
 }
-"""Cases by name, the most telling first."""
+"""Cases by name."""

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from tests.support.processes import start
 
-__all__ = ["Case", "run_all"]
+__all__ = ["Case", "plan", "run_all"]
 
 STARTUP = Path(__file__).parents[1] / "startup"
 MOST_OUTPUT = 4000
@@ -38,11 +38,56 @@ class Case:
             returns what it found, and raises if that is wrong.
         alone: Whether nothing else may run beside it, because it takes much memory or its time counts.
         fake_memory: Bytes of the fake GPU; None for plenty.
+        seconds: About how long it takes on a GPU, with its process's start.
+        fake_seconds: The same on the fake GPU, one case at a time.
     """
 
     run: Callable[..., dict[str, Any]]
     alone: bool = False
     fake_memory: int | None = None
+    seconds: float = 30
+    fake_seconds: float = 15
+
+
+@dataclass(frozen=True)
+class Plan:
+    """In which order cases run.
+
+    Attributes:
+        names: Those that run alone, then those that run beside others; in each the longest first, those that are not
+            expected to end in time last.
+        late: Those that are not expected to end in time.
+        seconds: How long all but those are expected to take.
+        deadline: The seconds that there are.
+    """
+
+    names: list[str]
+    late: list[str]
+    seconds: float
+    deadline: float
+
+    def __str__(self) -> str:
+        fit = len(self.names) - len(self.late)
+        begin = f"{fit} of {len(self.names)} cases fit in {self.deadline:.0f} s: they take about {self.seconds:.0f} s"
+        return f"{begin}; not expected to end in time: {', '.join(self.late)}" if self.late else begin
+
+
+def plan(cases: Mapping[str, Case], *, deadline: float, jobs: int, fake: bool) -> Plan:
+    """Return the order of ``cases`` and what of them fits ``deadline``; the arguments are those of :func:`run_all`."""
+    costs = {name: case.fake_seconds if fake else case.seconds for name, case in cases.items()}
+    ends, fits, late = [0.0] * jobs, list[str](), list[str]()  # when each job is free
+    for name in sorted(cases, key=lambda name: (not cases[name].alone, -costs[name])):
+        free = max(ends) if cases[name].alone else min(ends)
+        if free + costs[name] > deadline:
+            late.append(name)
+            continue
+        fits.append(name)
+        if cases[name].alone:
+            ends = [free + costs[name]] * jobs
+        else:
+            ends[ends.index(free)] += costs[name]
+    names = sorted([*fits, *late], key=lambda name: not cases[name].alone)
+    return Plan(names, late, max(ends), deadline)
 
 
 class Results:
@@ -69,21 +114,23 @@ def run_all(cases: Mapping[str, Case], *, results: Path, deadline: float, jobs: 
     """Run ``cases`` and return 0 if all passed, else 1.
 
     Args:
-        cases: By name, in this order, except that those which run alone come first: only a GPU shows what they do.
+        cases: By name; :func:`plan` says in which order they run. It is printed before the first one starts.
         results: The file for the results, which is overwritten.
         deadline: Seconds after which no case starts and those running are ended.
         jobs: How many cases run at a time.
         fake: Whether to use the fake GPU and small sizes.
     """
+    planned = plan(cases, deadline=deadline, jobs=jobs, fake=fake)
+    print(planned, flush=True)
     end = time.monotonic() + deadline
     with results.open("w") as file:
         found = Results(file)
         found.add(machine=platform.node(), fake=fake, python=platform.python_version(), **_versions())
-        for name, case in cases.items():
-            if case.alone:
-                _run(name, case, found, end, fake)
+        for name in planned.names:
+            if cases[name].alone:
+                _run(name, cases[name], found, end, fake)
         with ThreadPoolExecutor(jobs) as pool:
-            beside = [name for name, case in cases.items() if not case.alone]
+            beside = [name for name in planned.names if not cases[name].alone]
             for done in [pool.submit(_run, name, cases[name], found, end, fake) for name in beside]:
                 done.result()
     print(f"{found.statuses.count('passed')} of {len(cases)} cases passed; results in {results}")
