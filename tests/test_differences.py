@@ -529,6 +529,45 @@ def test_noise_with_a_model_init(tmp_path):
     assert not trainer.model.get_input_embeddings()._forward_hooks
 
 
+def test_a_collator_assigned_to_the_loader(tmp_path):
+    """A callback's new ``collate_fn`` makes the batches of the epochs that follow; transformers' makes none."""
+    zeros = {"features": torch.zeros(2, 16), "labels": torch.zeros(2).long()}
+
+    def losses(library):
+        class Zeros(library.TrainerCallback):
+            def on_epoch_begin(self, args, state, control, train_dataloader=None, **given):
+                train_dataloader.collate_fn = lambda rows: zeros
+
+        torch.manual_seed(0)
+        args = arguments(library, tmp_path / library.__name__, logging_steps=1)
+        rows = ListDataset(vector_rows(4))
+        trainer = library.Trainer(PlainModel(dropout=0.0), args, train_dataset=rows, callbacks=[Zeros()])
+        outputs = trainer.model(**zeros)["loss"].item()
+        trainer.train()
+        return trainer.state.log_history[0]["loss"], pytest.approx(outputs, abs=1e-4)
+
+    found, of_zeros = losses(hf_compat)
+    assert found == of_zeros
+    found, of_zeros = losses(transformers)
+    assert found != of_zeros
+
+
+def test_accelerates_number_of_batches(tmp_path, monkeypatch):
+    """Gradients are those of the loss; 4.57's are divided by what accelerate reads in the environment."""
+
+    def norm(library, folder):
+        torch.manual_seed(0)
+        args = arguments(library, tmp_path / library.__name__ / folder, logging_steps=1)
+        trainer = library.Trainer(PlainModel(dropout=0.0), args, train_dataset=ListDataset(vector_rows(4)))
+        trainer.train()
+        return trainer.state.log_history[0]["grad_norm"]
+
+    before = norm(hf_compat, "before")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert norm(hf_compat, "after") == before
+    assert norm(transformers, "after") == pytest.approx(before / (1 if IS_5 else 4))
+
+
 def test_metrics_in_a_notebook(tmp_path):
     """``evaluate`` returns times too under the notebook's callback."""
     pytest.importorskip("IPython")
