@@ -3,6 +3,7 @@
 import copy
 
 import lightning
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -38,6 +39,8 @@ class Module(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.0)
 
 
+@pytest.mark.filterwarnings(r"ignore:`?isinstance\(treespec, LeafSpec\):FutureWarning")  # Lightning's
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")  # which it advises
 def test_a_run_of_plain_lightning_ends_with_the_same_weights(tmp_path):
     """With the defaults undone that differ, and one order of samples, weights are equal to the last bit."""
     torch.manual_seed(0)
