@@ -103,7 +103,8 @@ def save_files(
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("Saving model checkpoint to %s", final_name(str(folder)))
     model = trainer.accelerator.unwrap_model(trainer.model)
-    options: dict[str, Any] = {"safe_serialization": effective_args(trainer.args).save_safetensors}
+    args = effective_args(trainer.args)
+    options: dict[str, Any] = {"safe_serialization": args.save_safetensors}
     if installed_release() >= SINCE["names_main_process"]:
         options["is_main_process"] = True
     if not weights.reads_state_dict_alone(model):
