@@ -249,6 +249,15 @@ def warning_of_loss(optimizer: Optimizer) -> str | None:
     return None
 
 
+def parameters_outside(optimizer: Optimizer, model: torch.nn.Module) -> int:
+    """Return how many parameters that ``optimizer`` trains are not ``model``'s."""
+    if isinstance(optimizer, LayerwiseOptimizer):  # it has a parameter that stands for those of the layers
+        return 0
+    own = {id(parameter) for parameter in model.parameters()}
+    trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return sum(parameter.requires_grad and id(parameter) not in own for parameter in trained)
+
+
 @contextmanager
 def loads_all(optimizer: Optimizer, file: Path) -> Iterator[None]:
     """Context in which a load of ``file`` into ``optimizer`` restores what ``warning_of_loss`` warns of.

@@ -30,7 +30,7 @@ from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 from hf_compat.trainer.run import prepare_strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Future
 
     from huggingface_hub import CommitInfo, HfApi
@@ -174,18 +174,25 @@ def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
     if strategy.engine is None:
         optimizer_of(trainer)
     optimizer: Any = trainer.optimizer  # None if the engine has it
-    if strategy.engine is None and (loss := _loss(trainer, optimizer)):
-        trainer.warn_once(loss)
+    if strategy.engine is None and hasattr(optimizer, "param_groups"):
+        for loss in _losses(trainer, optimizer):
+            trainer.warn_once(loss)
     strategy.save_optimizer(optimizer, output_dir, file_writer=file_writer, saves_common=should_save)
     if should_save and not strategy.saves_scheduler:
         states.save_state_file(scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, file_writer=file_writer)
 
 
-def _loss(trainer: Trainer, optimizer: Any) -> str | None:
-    """Return the warning of what a run that resumes lacks; None if it lacks nothing, or restores it."""
-    if trainer.semantics.corrected or not hasattr(optimizer, "param_groups"):
-        return None
-    return states.warning_of_loss(optimizer)
+def _losses(trainer: Trainer, optimizer: Any) -> Iterator[str]:
+    """Yield warnings of what a run that resumes lacks and does not restore."""
+    if not trainer.semantics.corrected and (loss := states.warning_of_loss(optimizer)):
+        yield loss
+    if count := states.parameters_outside(optimizer, trainer.model):
+        yield (
+            f"{count} parameters of the optimizer are not the model's, but for example a loss's. Like transformers, "
+            "checkpoints have their averages without their values: a run that resumes goes on with those that they are "
+            "made with. Make them a part of the model, or save and load them yourself, in a callback's `on_save` and "
+            "before `train`."
+        )
 
 
 # The model card, and pushes to the Hub.
