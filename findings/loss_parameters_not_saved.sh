@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What a loss has learned is not in the checkpoint, and a resumed run begins it anew.
 #
-# Versions:  sentence-transformers 6.2.0, transformers 5.24.0, accelerate 1.15.0, datasets 5.2.0, torch 2.13.0, numpy
-#            2.4.6; Python 3.11 on a CPU
+# Versions:  sentence-transformers 6.2.0, transformers 5.24.0, accelerate 1.15.0, datasets 5.2.0,
+#            torch 2.13.0, numpy 2.4.6; Python 3.11 on a CPU
 # Behaviour: Losses such as `SoftmaxLoss` have parameters of their own, which the Trainer gives to the optimizer.
 #            Checkpoints hold the model's weights, and the optimizer's state with that of the loss; its parameters are
 #            in neither. A resumed run goes on with a new classifier, without a message. They are not clipped by
