@@ -224,7 +224,7 @@ def _empty_tensor(entry: TensorStorageMetadata, parameter: torch.Tensor | None) 
 # What a file lacks
 
 
-def warning_of_loss(optimizer: Optimizer) -> str | None:
+def warning_of_unsaved_state(optimizer: Optimizer) -> str | None:
     """Return what a run that resumes from a file of ``optimizer``'s state lacks or meets; None if all is in it."""
     name = type(_stepped(optimizer)[0]).__name__
     if isinstance(optimizer, LayerwiseOptimizer) and not optimizer.saves_all:
@@ -249,9 +249,18 @@ def warning_of_loss(optimizer: Optimizer) -> str | None:
     return None
 
 
+def parameters_outside(optimizer: Optimizer, model: torch.nn.Module) -> int:
+    """Return how many parameters that ``optimizer`` trains are not ``model``'s."""
+    if isinstance(optimizer, LayerwiseOptimizer):  # it has a parameter that stands for those of the layers
+        return 0
+    own = {id(parameter) for parameter in model.parameters()}
+    trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return sum(parameter.requires_grad and id(parameter) not in own for parameter in trained)
+
+
 @contextmanager
 def loads_all(optimizer: Optimizer, file: Path) -> Iterator[None]:
-    """Context in which a load of ``file`` into ``optimizer`` restores what ``warning_of_loss`` warns of.
+    """Context in which a load of ``file`` into ``optimizer`` restores what ``warning_of_unsaved_state`` warns of.
 
     The weights are to be those of the checkpoint: by them parameters that the file has as keys are found again. Objects
     are loaded of classes of the optimizer's own package, if that is imported.

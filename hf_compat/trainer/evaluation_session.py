@@ -321,10 +321,10 @@ class EvaluationSession:
         rows = max((len(leaf) for leaf in leaves(values) if isinstance(leaf, Tensor) and leaf.dim()), default=0)
         if rows > samples:
             self._warn_once(
-                f"The {part} of the last batch, of {samples} samples, have {rows} rows. Like transformers, this run keeps "
-                f"the first {state.remainder} rows over all processes, as many as there are samples, and drops the rest. "
-                "Return a row for each sample from `preprocess_logits_for_metrics` and `prediction_step`, and select "
-                "tokens in `compute_metrics`."
+                f"The {part} of the last batch, of {samples} samples, have {rows} rows. Like transformers, this run "
+                f"keeps the first {state.remainder} rows over all processes, as many as there are samples, and drops "
+                "the rest. Return a row for each sample from `preprocess_logits_for_metrics` and `prediction_step`; "
+                "select tokens in `compute_metrics`."
             )
 
     def _pad(self, values: Nested, part: str, remedy: str) -> Nested:

@@ -33,7 +33,7 @@ from hf_compat.model_facts import is_pretrained_model
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Future
 
     from huggingface_hub import CommitInfo, HfApi
@@ -225,8 +225,8 @@ def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str, put: Put = C
     optimizer: Any = trainer.optimizer  # None if the engine has it
     save = partial(strategy.save_optimizer, optimizer, output_dir, put, saves_common=should_save)
     if strategy.engine is None:
-        if loss := _loss(trainer, optimizer):
-            trainer.warn_once(loss)
+        for warning in _warnings_of_unsaved(trainer, optimizer):
+            trainer.warn_once(warning)
         save()
     else:
         trainer.checkpoint_writer.once(output_dir, save)  # sharded weights are in the same files
@@ -248,11 +248,19 @@ def save_rng_state(trainer: Trainer, output_dir: str, put: Put = CheckpointFile.
     states.save_rng_state(output_dir, put, rank=launch.rank, world_size=launch.world_size, distributed=distributed)
 
 
-def _loss(trainer: Trainer, optimizer: Any) -> str | None:
-    """Return the warning of what a run that resumes lacks; None if it lacks nothing, or restores it."""
-    if trainer.semantics.corrected or not hasattr(optimizer, "param_groups"):
-        return None
-    return states.warning_of_loss(optimizer)
+def _warnings_of_unsaved(trainer: Trainer, optimizer: Any) -> Iterator[str]:
+    """Yield warnings of what a run that resumes lacks and does not restore."""
+    if not hasattr(optimizer, "param_groups"):
+        return
+    if not trainer.semantics.corrected and (warning := states.warning_of_unsaved_state(optimizer)):
+        yield warning
+    if count := states.parameters_outside(optimizer, trainer.model):
+        yield (
+            f"{count} parameters of the optimizer are not the model's, but for example a loss's. Like transformers, "
+            "checkpoints have their averages without their values: a run that resumes goes on with those that they are "
+            "made with. Make them a part of the model, or save and load them yourself, in a callback's `on_save` and "
+            "before `train`."
+        )
 
 
 # The model card, and pushes to the Hub.

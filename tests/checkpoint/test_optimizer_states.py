@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from hf_compat import HFCompatWarning, Trainer, TrainingArguments
 from hf_compat.arguments.releases import installed_release
@@ -63,6 +64,30 @@ def test_a_whole_state_is_saved_in_silence(optim, tmp_path):
     assert warned == []
     resumed, _ = run(optim, tmp_path, str(tmp_path / "checkpoint-2"))
     assert all(torch.equal(one, two) for one, two in zip(whole, resumed, strict=True))
+
+
+@pytest.mark.parametrize("fields", [{}, {"semantics": "corrected"}], ids=["as upstream", "corrected"])
+def test_parameters_of_a_loss_are_not_saved(fields, tmp_path):
+    """A loss trains a weight of its own: its averages are in the file, the weight is nowhere; a run says so once."""
+    model, scale = PlainModel(), torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([*model.parameters(), scale], lr=0.01)
+    args = TrainingArguments(
+        tmp_path, max_steps=2, save_strategy="steps", save_steps=1, use_cpu=True, report_to="none",
+        disable_tqdm=True, **fields,
+    )  # fmt: skip
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=ListDataset(vector_rows(16)),
+        optimizers=(optimizer, None),
+        compute_loss_func=lambda outputs, labels, **_: cross_entropy(outputs["logits"], labels) * scale.sum(),
+    )
+    with pytest.warns(HFCompatWarning, match=r"^1 parameters of the optimizer are not the model's") as caught:
+        trainer.train()
+    assert sum("are not the model's" in str(one.message) for one in caught) == 1
+    assert scale.item() != 1
+    saved = torch.load(tmp_path / "checkpoint-2" / "optimizer.pt", weights_only=True)
+    assert len(saved["state"]) == len(list(model.parameters())) + 1
 
 
 @pytest.mark.filterwarnings("ignore:`torch.cuda.amp.autocast:FutureWarning")  # grokadamw's
