@@ -87,14 +87,14 @@ def parameter_names(optimizer: object, model: nn.Module) -> ParameterNames | Non
     return ParameterNames(list(known.values()), groups)
 
 
-def exists(folder: Path) -> bool:
+def has_optimizer_state(folder: Path) -> bool:
     """Return whether the checkpoint ``folder`` contains an optimizer's state dict, full or sharded."""
     return any((folder / name).is_file() for name in _FILES) or distributed_files.is_sharded(
         folder / names.SHARDED_OPTIMIZER_NAME
     )
 
 
-def by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+def optimizer_state_by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
     """Return ``optimizer.state_dict()`` with the names of ``model``'s parameters in place of their indices."""
     return _renamed(optimizer.state_dict(), dict(enumerate(_parameter_names(optimizer, model))))
 
@@ -146,15 +146,15 @@ def other_optimizer(error: KeyError, optimizer: Optimizer) -> Iterator[str]:
     )
 
 
-def load(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
+def load_optimizer_state(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
     """Load the state in ``folder``, full or sharded, into ``optimizer``; of sharded parameters each rank its shards.
 
     Raises:
         CheckpointError: If the state cannot be read, or is that of other parameters.
     """
-    saved = read_full(optimizer, model, folder)
+    saved = read_full_optimizer_state(optimizer, model, folder)
     if saved is None:
-        saved = read_sharded(folder / names.SHARDED_OPTIMIZER_NAME, dict(model.named_parameters()))
+        saved = read_sharded_optimizer_state(folder / names.SHARDED_OPTIMIZER_NAME, dict(model.named_parameters()))
     with load_errors(optimizer, folder):
         saved = _by_index(saved, optimizer, model)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -168,7 +168,7 @@ def load(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
         optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
 
 
-def read_full(optimizer: Optimizer, model: nn.Module, folder: Path) -> dict[str, Any] | None:
+def read_full_optimizer_state(optimizer: Optimizer, model: nn.Module, folder: Path) -> dict[str, Any] | None:
     """Return the full state dict in ``folder`` by parameter name, None if there is only a sharded one.
 
     Raises:
@@ -192,7 +192,7 @@ def _renamed(saved: Mapping[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]
     return {"state": {new[old]: entry for old, entry in saved["state"].items()}, "param_groups": groups}
 
 
-def read_sharded(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def read_sharded_optimizer_state(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sharded state dict in ``folder`` by the names of ``parameters``; of DTensors this rank's shards.
 
     Raises:

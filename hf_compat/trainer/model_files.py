@@ -230,7 +230,7 @@ def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str, put: Put = C
         save()
     else:
         trainer.checkpoint_writer.once(output_dir, save)  # sharded weights are in the same files
-    if should_save and not strategy.saves_scheduler:
+    if should_save and not strategy.engine_has_scheduler:
         states.save_state_file(scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, put)
 
 

@@ -1249,15 +1249,15 @@ class Trainer(metaclass=CountsCounterparts):
         if checkpoint is None:
             return
         strategy = self.lightning_backend.strategy
-        if strategy.has_optimizer(checkpoint):
+        if strategy.has_optimizer_and_schedule(checkpoint):
             optimizer = optimizer_of(self)
             restores = self.semantics.corrected and strategy.engine is None
             file = Path(checkpoint, names.OPTIMIZER_NAME)
             with states.loads_all(optimizer, file) if restores else nullcontext():
                 strategy.load_optimizer(optimizer, checkpoint)
-            if not strategy.saves_scheduler:
+            if not strategy.engine_has_scheduler:
                 states.load_state_file(scheduler_of(self), checkpoint, names.SCHEDULER_NAME)
-        elif states.exists(Path(checkpoint)):
+        elif states.has_optimizer_state(Path(checkpoint)):
             logger.warning(
                 "`%s` has no `%s`, without which the optimizer's state is not loaded either, as with transformers: "
                 "both start anew.",

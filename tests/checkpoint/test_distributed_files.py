@@ -43,7 +43,7 @@ def checkpoint(tmp_path):
     model, optimizer = trained()
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
-    state = states.by_name(optimizer, model)
+    state = states.optimizer_state_by_name(optimizer, model)
     distributed_files.save({"model": model.state_dict()}, folder / names.SHARDED_WEIGHTS_NAME)
     distributed_files.save({"optimizer": state}, folder / names.SHARDED_OPTIMIZER_NAME)
     return folder
@@ -53,7 +53,7 @@ def load(checkpoint: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Go on from ``checkpoint`` with another model and optimizer."""
     model, optimizer = trained(1)
     weights.load_weights(model, checkpoint)
-    states.load(optimizer, model, checkpoint)
+    states.load_optimizer_state(optimizer, model, checkpoint)
     return model, optimizer
 
 
@@ -94,7 +94,7 @@ def test_states_come_back(checkpoint):
     model, optimizer = trained()
     for form in ("sharded", "whole"):
         if form == "whole":
-            torch.save(states.by_name(optimizer, model), checkpoint / names.FULL_OPTIMIZER_NAME)
+            torch.save(states.optimizer_state_by_name(optimizer, model), checkpoint / names.FULL_OPTIMIZER_NAME)
         found, its_optimizer = load(checkpoint)
         assert torch.equal(found.weight, model.weight)
         for entry, other in zip(optimizer.state.values(), its_optimizer.state.values(), strict=True):
@@ -176,7 +176,7 @@ def test_shards_of_one_node_alone(checkpoint):
     with pytest.raises(CheckpointError, match=told):
         weights.load_weights(nn.Linear(3, 2), checkpoint)
     with pytest.raises(CheckpointError, match=told):
-        states.exists(checkpoint)
+        states.has_optimizer_state(checkpoint)
     (weights_folder / "elsewhere").rename(weights_folder / names.SHARDED_METADATA_NAME)
     (shard,) = weights_folder.glob("*.distcp")
     shard.unlink()

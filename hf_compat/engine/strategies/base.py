@@ -84,7 +84,7 @@ class ModelStrategy(Strategy):
     """Whether each fit makes a new wrapper of the model, so that none is left from the last one."""
     syncs_each_batch: bool = False
     """Whether gradients are synchronised after every batch, by ``sync_each_batch``; set on creation."""
-    saves_scheduler = False
+    engine_has_scheduler = False
     """Whether ``save_optimizer`` and ``load_optimizer`` include the learning-rate schedule."""
 
     lightning_module: Any
@@ -292,16 +292,16 @@ class ModelStrategy(Strategy):
         if saves_common:
             states.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, put)
 
-    def has_optimizer(self, folder: str) -> bool:
+    def has_optimizer_and_schedule(self, folder: str) -> bool:
         """Return whether ``folder`` has the states of both optimizer and schedule; otherwise neither is loaded."""
-        return states.exists(Path(folder)) and Path(folder, names.SCHEDULER_NAME).is_file()
+        return states.has_optimizer_state(Path(folder)) and Path(folder, names.SCHEDULER_NAME).is_file()
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
         """Load the optimizer's state in ``folder``, saved with any strategy; every rank calls it."""
         if Path(folder, names.OPTIMIZER_NAME).is_file():
             states.load_state_file(optimizer, folder, names.OPTIMIZER_NAME)
         else:
-            states.load(optimizer, self.lightning_module.model, Path(folder))
+            states.load_optimizer_state(optimizer, self.lightning_module.model, Path(folder))
 
     def resume_engine(self, folder: str) -> None:
         """Load weights, optimizer and schedule in ``folder`` into the engine; does nothing without an engine.

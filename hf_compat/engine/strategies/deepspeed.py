@@ -317,7 +317,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
     # ---- the optimizer's state ----
 
     @property
-    def saves_scheduler(self) -> bool:  # type: ignore[override]
+    def engine_has_scheduler(self) -> bool:  # type: ignore[override]
         """Whether the engine has a schedule, which it then saves."""
         return self.engine.lr_scheduler is not None
 
@@ -329,7 +329,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         with putting_files(self.engine, put):
             self.engine.save_checkpoint(folder, exclude_frozen_parameters=is_peft_model(self.engine.module))
 
-    def has_optimizer(self, folder: str) -> bool:
+    def has_optimizer_and_schedule(self, folder: str) -> bool:
         """Return True: ``resume_engine`` has loaded its state."""
         return True
 

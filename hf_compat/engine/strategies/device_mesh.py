@@ -179,7 +179,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         """
         module: Any = self.lightning_module
         reshard(module.model)
-        state = states.by_name(optimizer, module.model)
+        state = states.optimizer_state_by_name(optimizer, module.model)
         if self.saves_sharded_weights:
             distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), put)
             return
@@ -199,7 +199,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""
         module: Any = self.lightning_module
         reshard(module.model)
-        states.load(optimizer, module.model, Path(folder))
+        states.load_optimizer_state(optimizer, module.model, Path(folder))
         _disable_fused_updates(optimizer)
 
     def abandon(self, model: nn.Module) -> None:

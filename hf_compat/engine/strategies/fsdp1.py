@@ -336,13 +336,13 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
         """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""
         root: Any = self.model
         path = Path(folder)
-        saved = states.read_full(optimizer, unwrap_model(root), path)
+        saved = states.read_full_optimizer_state(optimizer, unwrap_model(root), path)
         with (
             self._with_state_dict_type(root, full=saved is not None),
             states.load_errors(optimizer, path),
         ):
             if saved is None:
-                saved = states.read_sharded(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
+                saved = states.read_sharded_optimizer_state(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, saved))
 
 
