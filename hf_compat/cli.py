@@ -317,7 +317,7 @@ def _convert(options: argparse.Namespace) -> int:
     made = convert(options.source, options.target, options_of(options))
     print(made.target)
     if made.notes:
-        print("Not converted:", *(f"- {note}" for note in made.notes), sep="\n")
+        print("Worth knowing:", *(f"- {note}" for note in made.notes), sep="\n")
     return 0
 
 

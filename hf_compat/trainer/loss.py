@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from hf_compat.data.sequence_shards import shifted_labels
 from hf_compat.distributed import collectives
 from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, whole_sequences
 from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
-from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm
+from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm, unwrap_peft
 from hf_compat.nested import MAPPINGS, SEQUENCES, Nested, map_nested, rebuild
 from hf_compat.overriding import check_returned, is_ours
 
@@ -224,6 +225,9 @@ def prepare_input(
     return rebuild(data, map(part, data)) if isinstance(data, SEQUENCES) else data
 
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return ``inputs``, on the training device, with the past state of the previous batch as ``mems``.
 
@@ -234,6 +238,12 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
     if type(inputs) is not dict:
         check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
     if len(inputs) == 0:
+        model = unwrap_peft(trainer.model)
+        if all(parameter.kind in _VARIADIC for parameter in inspect.signature(model.forward).parameters.values()):
+            raise DataError(
+                f"`train_dataset`: The batch received was empty. `{type(model).__name__}.forward` takes any arguments, so "
+                "that its columns are not known. Set `remove_unused_columns=False`."
+            )
         columns = trainer.run_counters.signature_columns or ["(any)"]
         raise DataError(
             f"`train_dataset`: The batch received was empty. {type(trainer.model).__name__} takes the columns "

@@ -74,14 +74,14 @@ NUMBERS = """\
 - **{step[hf_compat]:.0f} µs**
 
     is an update step of a tiny model; transformers takes {step[transformers]:.0f} µs, a plain `lightning.Trainer`
-    {step[Lightning]:.0f} µs, a loop by hand {step[by hand]:.0f} µs.
+    {step[Lightning]:.0f} µs, a loop by hand {step[by hand]:.0f} µs, all on a shared CPU.
 
     `python -m tests.benchmarks`, [performance](performance.md)
 
 - **{save[hf_compat]:.0f} ms**
 
-    training stands still for a checkpoint of 415 MB with `save_async=True`; with transformers
-    {save[transformers]:.0f} ms.
+    training stands still for a checkpoint of 415 MB with `save_async=True`, {sync[hf_compat]:.0f} ms without;
+    with transformers {save[transformers]:.0f} ms. On a shared CPU.
 
     `python -m tests.benchmarks`, [saves](performance.md#saves)
 
@@ -149,7 +149,11 @@ def page() -> str:
 def index() -> str:
     """Return the landing page with the numbers of the results."""
     rows = {row["what"]: row for row in tables(RESULTS.read_text(encoding="utf-8"))["Wall time"]}
-    named = {"step": "update step, tiny model", "save": "save of 415 MB, `save_async=True`: stands still"}
+    named = {
+        "step": "update step, tiny model",
+        "save": "save of 415 MB, `save_async=True`: stands still",
+        "sync": "save of 415 MB: stands still",
+    }
     values = {
         name: {column: float(cell) for column, cell in rows[what].items() if re.fullmatch(r"[\d.]+", cell)}
         for name, what in named.items()

@@ -157,7 +157,7 @@ def test_a_trainer_goes_on_where_lightning_stopped(tmp_path, groups, capsys):
     target = tmp_path / "checkpoint-3"
     assert cli.main(["convert", str(tmp_path / "run" / "3.ckpt"), str(target)]) == 0
     output = capsys.readouterr().out
-    assert f"{target}\nNot converted:\n- " in output
+    assert f"{target}\nWorth knowing:\n- " in output
     assert "random states: the checkpoint has none" in output
     assert ("names in the optimizer's state" in output) == (groups != "named")
     state = json.loads((target / names.TRAINER_STATE_NAME).read_text())

@@ -199,6 +199,18 @@ def test_a_lightning_module_that_trains(made, tmp_path):
     assert trainer.train().global_step == 1
 
 
+def test_a_forward_of_any_arguments(tmp_path):
+    """Of its signature no column is known, and all are removed; the error says what to set."""
+
+    class Takes(PlainModel):
+        def forward(self, *values, **named):
+            return super().forward(*values, **named)
+
+    trainer = trainer_of(tmp_path, model=Takes())
+    with pytest.raises(DataError, match=r"batch received was empty. `Takes.forward` takes any .*unused_columns=False`"):
+        trainer.train()
+
+
 def test_a_frozen_model(tmp_path):
     """A model without trainable parameters is named where torch's error came, of which the phrase and type are kept."""
     trainer = trainer_of(tmp_path, model=PlainModel().requires_grad_(False))
