@@ -318,6 +318,7 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
         with _naming(file, model):
             model.load_adapter(str(path), name, is_trainable=trains_on and name in active)
     if len(active) > 1:
+        logger.warning("Multiple active adapters detected: %s stay active, not the first alone.", ", ".join(active))
         model.base_model.set_adapter(active)  # the model's own method takes one name
     elif children:
         model.set_adapter(active[0])

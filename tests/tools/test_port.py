@@ -1,15 +1,18 @@
 """``hf-compat port``: what becomes of a script's imports, and what it says of the rest."""
 
 import ast
+import importlib
 import io
 import os
 import subprocess
+import sys
 import tokenize
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import hf_compat.tools.port
 from hf_compat.cli import main
 from hf_compat.errors import MissingPackageError, ReportError
 from hf_compat.tools.port.command import port_script
@@ -293,6 +296,6 @@ def test_what_is_no_script(tmp_path, monkeypatch):
             port_script(str(tmp_path / "bad.py"))
     with pytest.raises(SystemExit):
         run(os.fspath(tmp_path / "none.py"))
-    monkeypatch.setitem(__import__("sys").modules, "libcst", None)
+    monkeypatch.setitem(sys.modules, "libcst", None)
     with pytest.raises(MissingPackageError, match=r"hf-compat\[port\]"):
-        port_script(str(tmp_path / "bad.py"))
+        importlib.reload(hf_compat.tools.port)
