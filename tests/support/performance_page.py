@@ -57,7 +57,7 @@ LOOPS = """
 CALLS = """
 ## Calls
 
-Calls of Python and C functions in an update step, which do not depend on the machine.
+Calls of Python and C functions in an update step or an evaluated batch, which do not depend on the machine.
 
 """
 MEMORY = """
