@@ -252,12 +252,11 @@ def lightning_methods_of(model: nn.Module) -> list[str]:
     base = next((kind for kind in kinds if kind.__name__ == "LightningModule" and kind.__module__ in _LIGHTNING), None)
     if base is None or any(kind.__module__.startswith("hf_compat.") for kind in kinds):
         return []
-    own = {name: None for kind in kinds[: kinds.index(base)] for name in vars(kind)}
     return [
         name
-        for name in own
+        for name in dir(base)
         if name.endswith(("_step", "_dataloader")) or name.startswith(("on_", "configure_"))
-        if callable(getattr(base, name, None))
+        if getattr(type(model), name) is not getattr(base, name)
     ]
 
 

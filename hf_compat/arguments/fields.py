@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What becomes of the value of a field."""
+    """The use that is made of a field's value."""
 
     handling: Literal["trainer", "plan", "script", "alias", "unsupported"]
     """A keyword of ``lightning.Trainer``; used by hf_compat; only read by scripts; an old name; or not supported."""

@@ -17,7 +17,7 @@ from hf_compat.arguments.problems import Problem, nearest_value, raise_all
 from hf_compat.arguments.releases import SINCE, Semantics, resolve_semantics
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from hf_compat.arguments.problems import Problem, raise_all
 from hf_compat.errors import HFCompatWarning
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 # Behaviours that changed between transformers releases, and which of them a run reproduces.
 #

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hf_compat.arguments.problems import Problem
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 # The handlers and backends of `parallelism_config`: what they may say, whichever sizes there are.
 

@@ -657,7 +657,7 @@ class LightningBackend:
     def checkpoint_entries(self) -> dict[str, Any]:
         """Return what Lightning callbacks make of a checkpoint in ``on_save_checkpoint``; empty outside a fit.
 
-        That is what they add, and the module's ``state_dict`` if they replace it; ask them once a checkpoint.
+        That is what they add, and the module's ``state_dict`` if they replace it; to be called once a checkpoint.
         """
         saves = self.trains and any(defines_hook(callback, "on_save_checkpoint") for callback in self.callbacks)
         if not saves or self.pl_trainer is None:

@@ -13,7 +13,7 @@ from hf_compat.errors import UntrainableModelError, require_package
 from hf_compat.model_facts import unwrap_peft
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
 

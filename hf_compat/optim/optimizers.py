@@ -30,7 +30,7 @@ from hf_compat.errors import (
 from hf_compat.optim.classes import adafactor_class
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
 

@@ -60,7 +60,7 @@ from hf_compat.trainer.evaluation_session import is_metric
 from hf_compat.trainer.preparing import move_to_device
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.engine.backend import LightningBackend
     from hf_compat.trainer.trainer import Trainer
 
@@ -386,7 +386,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
 
 
 def _check_computes_loss(trainer: Trainer, model: nn.Module) -> None:
-    """Raise if ``model`` has no loss to train on; warn of a LightningModule, of whose methods one is called."""
+    """Raise if ``model`` has no loss to train on; warn of a LightningModule, of which only ``forward`` is called."""
     name = type(model).__name__
     if is_bare_model(model):
         raise ModelError(

@@ -251,7 +251,7 @@ class EvaluationSession:
         if self._stream is not None:
             logits = self._update_stream(self._stream, logits, labels)
         if self._keeps or self._per_batch:
-            logits, labels, main_inputs = self._gather(inputs, logits, labels)
+            logits, labels, main_inputs = self._gather(inputs, observed or 0, logits, labels)
         if self._fires_events:
             fire(trainer, "on_prediction_step")
         self._steps += 1
@@ -286,7 +286,7 @@ class EvaluationSession:
         return predictions
 
     def _gather(
-        self, inputs: dict[str, Any], logits: Nested | None, labels: Nested | None
+        self, inputs: dict[str, Any], samples: int, logits: Nested | None, labels: Nested | None
     ) -> tuple[Nested | None, Nested | None, Nested | None]:
         """Gather, accumulate and return predictions, labels and main inputs of the batch over all ranks."""
         trainer = self._trainer
@@ -302,30 +302,30 @@ class EvaluationSession:
             logits = self._pad(logits, "logits", _LOGITS_REMEDY)
             if self._stream is None:  # otherwise they are preprocessed already
                 logits = self._preprocess(logits, labels)
-        samples = find_batch_size(inputs)
+        if self.gathers_for_metrics and trainer.accelerator.gradient_state.end_of_dataloader:
+            self._warn_of_cut_rows(samples, predictions=logits, labels=labels)
         if logits is not None:
-            self._warn_of_cut_rows(logits, "predictions", samples)
             logits = gather(logits)
             self._keep(self._predictions, logits)
         if labels is not None:
-            self._warn_of_cut_rows(labels, "labels", samples)
             labels = gather(labels)
             self._keep(self._labels, labels)
         return logits, labels, main_inputs
 
-    def _warn_of_cut_rows(self, values: Nested, part: str, samples: int | None) -> None:
-        """Warn if the last batch's ``part`` has more rows than ``samples``: only as many rows as samples are kept."""
-        state = self._trainer.accelerator.gradient_state
-        if not (samples and self.gathers_for_metrics and state.end_of_dataloader and state.remainder > 0):
+    def _warn_of_cut_rows(self, samples: int, **parts: Nested | None) -> None:
+        """Warn if parts of the last batch have more rows than ``samples``: only as many rows as samples are kept."""
+        kept = self._trainer.accelerator.gradient_state.remainder
+        if not samples or kept <= 0:
             return
-        rows = max((len(leaf) for leaf in leaves(values) if isinstance(leaf, Tensor) and leaf.dim()), default=0)
-        if rows > samples:
-            self._warn_once(
-                f"The {part} of the last batch, of {samples} samples, have {rows} rows. Like transformers, this run "
-                f"keeps the first {state.remainder} rows over all processes, as many as there are samples, and drops "
-                "the rest. Return a row for each sample from `preprocess_logits_for_metrics` and `prediction_step`; "
-                "select tokens in `compute_metrics`."
-            )
+        for name, values in parts.items():
+            rows = max((len(leaf) for leaf in leaves(values) if isinstance(leaf, Tensor) and leaf.dim()), default=0)
+            if rows > samples:
+                self._warn_once(
+                    f"The {name} of the last batch, of {samples} samples, have {rows} rows. Like transformers, this "
+                    f"run keeps the first {kept} rows over all processes, as many as there are samples, and drops the "
+                    "rest. Return a row for each sample from `preprocess_logits_for_metrics` and `prediction_step`; "
+                    "select tokens in `compute_metrics`."
+                )
 
     def _pad(self, values: Nested, part: str, remedy: str) -> Nested:
         """Return the ``part`` of ``prediction_step``'s result padded to one shape on all ranks."""

@@ -19,7 +19,7 @@ from hf_compat.overriding import WarnOnce, check_returned
 from hf_compat.plan import RunPlan
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.trainer.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
 

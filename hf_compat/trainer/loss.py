@@ -242,7 +242,7 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
         if all(parameter.kind in _VARIADIC for parameter in inspect.signature(model.forward).parameters.values()):
             raise DataError(
                 f"`train_dataset`: The batch received was empty. `{type(model).__name__}.forward` takes any arguments, "
-                "which do not say its columns. Set `remove_unused_columns=False`."
+                "so that its columns are not known. Set `remove_unused_columns=False`."
             )
         columns = trainer.run_counters.signature_columns or ["(any)"]
         raise DataError(

@@ -174,11 +174,6 @@ class _Run:
         _, shape = self._parts[0][0]
         return self._dtype, 1 + len(shape), tuple(shape[1:])
 
-    def takes(self, tensor: Tensor) -> bool:
-        """Return whether ``tensor`` is of the run's kind."""
-        shape = self._parts[-1][-1][1]
-        return tensor.dtype is self._dtype and tensor.ndim == 1 + len(shape) and tensor.shape[2:] == shape[1:]
-
     def add(self, tensor: Tensor) -> None:
         """Add a copy of ``tensor``, which may be on any device."""
         begin, count = self._used, tensor.numel()
@@ -250,7 +245,7 @@ class _Rows:
         tensor = tensor if tensor.ndim else tensor[None]
         if self._tensors is None:
             self._tensors = _Run(tensor.dtype, self._pad_index)
-        elif not self._tensors.takes(tensor):
+        elif self._tensors.kind != _kind(tensor):
             # The result depends on the order, so that there is one tensor at a time, as upstream.
             pair = [self._tensors.joined(), tensor.cpu()]
             joined = _concatenate_leaves(pair, self._pad_index, torch.cat, _full_tensor)

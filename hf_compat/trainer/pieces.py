@@ -38,7 +38,7 @@ from hf_compat.trainer.trainer import Trainer
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.engine.backend import LightningBackend
     from hf_compat.trainer.outputs import PredictionOutput, TrainOutput
     from hf_compat.trainer.run import TrainingRun

@@ -121,7 +121,7 @@ class LossSum:
             loss: ``()``. With another shape it is added up now, so that an error comes with its batch.
             steps: If it is NaN or infinite, add the mean of the losses before over so many update steps in its place.
                 None: add it whatever it is.
-            may_change: Whether somebody may write to ``loss`` later: it is added up now.
+            may_change: Whether ``loss`` may be written to later: it is added up now.
 
         Raises:
             ModelError: If it is on another device.

@@ -29,7 +29,7 @@ from hf_compat.state import TrainerState, is_exportable
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.data.loader import PreparedDataLoader
     from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.trainer.searching import Trial

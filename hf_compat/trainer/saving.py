@@ -40,7 +40,7 @@ from hf_compat.trainer.batch_size import is_out_of_memory
 from hf_compat.trainer.outputs import TrainOutput
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.state import TrainerState
     from hf_compat.trainer.progress import RunCounters
     from hf_compat.trainer.run import TrainingRun

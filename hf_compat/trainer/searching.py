@@ -28,7 +28,7 @@ from hf_compat.errors import NotSupportedError, SearchError, is_installed, requi
 if TYPE_CHECKING:
     import optuna
 
-    from hf_compat.arguments.training_arguments import TrainingArguments  # is built on the rules, which compare values
+    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)

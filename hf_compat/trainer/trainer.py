@@ -118,10 +118,7 @@ from hf_compat.trainer.loss import (
     store_past,
     whole,
 )
-from hf_compat.trainer.model_files import (
-    Pusher,
-    write_model_card,
-)
+from hf_compat.trainer.model_files import Pusher, write_model_card
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 from hf_compat.trainer.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, nested_detach
 from hf_compat.trainer.progress import warn_of_negative_plateau

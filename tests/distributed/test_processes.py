@@ -19,10 +19,10 @@ OFFLOADED = {"fsdp": True, "fsdp_config": {"cpu_offload": True}}
 
 @pytest.fixture
 def joined(monkeypatch):
-    """What the process group was initialized with, one entry a call; none is."""
+    """What the process group was initialized with, one entry a call, and "barrier"; none is."""
     calls = []
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda **given: calls.append(given))
-    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: calls.append("barrier"))
     monkeypatch.setattr(atexit, "register", lambda function: None)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
@@ -40,11 +40,15 @@ def joined(monkeypatch):
     ],
 )
 def test_backend(device, asked, offloads, backend, bound, joined):
-    """GPUs communicate by NCCL; what is offloaded to the host's memory by gloo, without which clipping would fail."""
+    """GPUs communicate by NCCL; what is offloaded to the host's memory by gloo, without which clipping would fail.
+
+    With gloo alone a rank waits for the others, which would fail if it left while they connect.
+    """
     launch = Launch("torchrun", world_size=2, rank=0, local_rank=0, local_world_size=2)
     join_processes(launch, device, backend=asked, offloads=offloads, timeout=timedelta(minutes=1))
-    (given,) = joined
+    given, *waits = joined
     assert (given["backend"], given["device_id"]) == (backend, bound)
+    assert waits == ["barrier"] * (backend == "gloo")
 
 
 def test_arguments_do_not_initialize_cuda(monkeypatch, tmp_path):

@@ -5,28 +5,15 @@ import copy
 import lightning
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, TrainingArguments
-from tests.support.helpers import ListDataset
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.trainers import QUIET
 
 
-class Loss(nn.Module):
-    """A model that returns its loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, x, labels):
-        predicted = self.model(x)
-        return {"loss": nn.functional.mse_loss(predicted, labels), "predicted": predicted}
-
-
 class Module(lightning.LightningModule):
-    """The same, as a person writes it for Lightning."""
+    """A model that returns its loss, as a person trains it with Lightning."""
 
     def __init__(self, loss):
         super().__init__()
@@ -44,9 +31,8 @@ class Module(lightning.LightningModule):
 def test_a_run_of_plain_lightning_ends_with_the_same_weights(tmp_path):
     """With the defaults undone that differ, and one order of samples, weights are equal to the last bit."""
     torch.manual_seed(0)
-    inputs = torch.randn(20, 4)
-    rows = [{"x": each, "labels": each.sum(0, keepdim=True)} for each in inputs]
-    theirs = Loss()
+    rows = [{name: torch.tensor(value) for name, value in row.items()} for row in vector_rows(20)]
+    theirs = PlainModel(dropout=0.0)
     ours = copy.deepcopy(theirs)
     plain = lightning.Trainer(
         accelerator="cpu",

@@ -246,9 +246,11 @@ def begin_batch_of(connector: _LoggerConnector, results: _ResultCollection, batc
 
 
 class _Samples:
-    """What Lightning infers the batch size of a value that is logged for the epoch from: as long as a window's samples.
+    """Stands for a window where Lightning infers the batch size of values that are logged with ``on_epoch``.
 
-    Contract: it asks for the length of each tensor in a batch, once for each batch in which such a value is logged.
+    It has one tensor, with as many rows as the window has samples.
+
+    Contract: Lightning reads the length of each tensor in a batch, once for each batch in which such a value is logged.
     """
 
     def __init__(self, window: Any) -> None:
