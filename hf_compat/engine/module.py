@@ -40,7 +40,7 @@ class HFModule(pl.LightningModule):
     The order of an update step, and what is before and after it, is in ``trainer/loop.py``. Validation and test steps
     call the current evaluation session.
 
-    A subclass may override :meth:`compute_loss` and :meth:`configure_optimizers`. The arguments besides the model are
+    A subclass may override ``compute_loss`` and ``configure_optimizers``. The arguments besides the model are
     for a module that a person builds; see ``docs/taking_apart.md``.
 
     Args:
