@@ -177,18 +177,21 @@ class HFModule(pl.LightningModule):
     def _evaluate(self, batch: dict[str, Any]) -> Any:
         if self.session is None:
             raise TrainerSetupError(_MISSING)
-        with torch.enable_grad():  # as in transformers, a prediction_step may compute gradients
+        with torch.set_grad_enabled(self.session.gradients):
             return self.session.step(batch)
 
     def on_predict_epoch_end(self) -> None:
         """Compute the session's metrics; Lightning logs nothing in a prediction."""
+        self._finish()
+
+    def _finish(self) -> dict[str, Any]:
         assert self.session is not None, "an evaluation has a session"
-        self.session.finish()
+        with torch.set_grad_enabled(self.session.gradients):
+            return self.session.finish()
 
     def on_validation_epoch_end(self) -> None:
         """Compute the session's metrics and log them for Lightning callbacks with a monitor."""
-        assert self.session is not None, "an evaluation has a session"
-        metrics = self.session.finish()
+        metrics = self._finish()
         if self.trainer.barebones:
             return
         # Tensors of the CPU: Lightning would copy numbers to the module's device and, several times each, back.

@@ -69,9 +69,12 @@ def explain_backward(source: str, model: nn.Module, loss: Tensor, error: Runtime
 def _why_without(loss: Tensor, model: nn.Module) -> str:
     """Return why ``loss`` has no gradients, as far as that is seen, and what to do."""
     if loss.is_inference():
-        return "computed under `torch.inference_mode()`. Compute it outside of that"
+        return "computed under `torch.inference_mode()`. Compute it outside of that, and call `train` outside, too"
     if not torch.is_grad_enabled():
-        return "since `torch.set_grad_enabled(False)` is in effect. Set it to True"
+        return (
+            "since `torch.set_grad_enabled(False)` is in effect. Set it to True, or call `train` outside of "
+            "`torch.no_grad()`"
+        )
     if not loss.is_floating_point():
         return f"of {loss.dtype}. Compute it in floating point"
     if getattr(model, "is_gradient_checkpointing", False):

@@ -280,6 +280,8 @@ class RunHooks(LastCallback):
 
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce the run."""
+        assert self.run is not None, "a fit has a run"
+        self.run.backend.set_modes()
         self.resume.drop_caches()
         log_start(self.trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)
         fire(self.trainer, "on_train_begin")

@@ -475,6 +475,7 @@ def finalize_training(
     saving.rotate_finished(counters.trial)
     fire(trainer, "on_train_end")
     trainer._finish_current_push()
+    trainer.is_in_train = False  # not after an error, as in transformers
     return TrainOutput(trainer.state.global_step, metrics["train_loss"], metrics)
 
 

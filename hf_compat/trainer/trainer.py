@@ -1205,7 +1205,7 @@ class Trainer(metaclass=CountsCounterparts):
                 best=None if best is None else writer.begun_in / best,
                 protects_newest=self.semantics.rotation_protects_newest,
                 owned=writer.owned,
-                remover=writer.remover if self.is_in_train else None,
+                remover=writer.remover if self.lightning_backend.trains else None,
             )
 
     def _get_output_dir(self, trial: Trial | None = None) -> str:
