@@ -214,6 +214,9 @@ def _empty_data(trainer: Trainer) -> list[str]:
 
 def _collator_problems(trainer: Trainer) -> list[str]:
     collator = trainer.data_collator
+    if isinstance(collator, type) and not issubclass(collator, Mapping):
+        name = collator.__name__
+        return [f"`data_collator`: {name} is a class. Pass an instance of it, `{name}(...)`."]
     if callable(collator):
         return []
     has_old_name = callable(getattr(collator, "collate_batch", None))
@@ -605,9 +608,19 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
         )
     for text in (*unused_handler_texts(trainer.args), *monitor_warnings(trainer.lightning_backend.callbacks)):
         trainer.warn_once(text)
+    if isinstance(trainer.processing_class, str | type):
+        trainer.warn_once(_not_loaded(trainer.processing_class))
     is_stream = isinstance(trainer.train_dataset, IterableDataset)
     for text in setup_notes(trainer.args, trainer.semantics, is_stream=is_stream):
         logger.info(text)
+
+
+def _not_loaded(processing: str | type) -> str:
+    """Return what is said of a name or a class in place of a tokenizer."""
+    found, loaded = f"the name {processing!r}", f"AutoTokenizer.from_pretrained({processing!r})"
+    if isinstance(processing, type):
+        found, loaded = f"the class {processing.__name__}", f"{processing.__name__}.from_pretrained(...)"
+    return f"`processing_class` is {found}: batches are not padded by it, and a save will fail. Pass `{loaded}`."
 
 
 def announce_evaluation(description: str, examples: int | None, batch_size: int | None) -> None:
