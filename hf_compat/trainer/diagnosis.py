@@ -142,7 +142,9 @@ def _ids(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Itera
 
 def _dimensions(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
     ids = inputs.get("input_ids")
-    if not isinstance(ids, Tensor) or ids.ndim == 2 or not (ids.ndim == 1 or "values to unpack" in str(error)):
+    if not isinstance(ids, Tensor) or ids.ndim == 2:
+        return
+    if not re.search("values to unpack" if ids.ndim > 2 else r"unpack|[Ii]nd(ex|ices)|dim", str(error)):
         return
     remedy = "Let a sample be a list of ids, and a batch have one for each sample."
     if ids.ndim > 2:
