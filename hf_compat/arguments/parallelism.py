@@ -148,12 +148,18 @@ def parallelism_problems(args: TrainingArguments) -> Iterator[Problem]:
         if key not in wrong and sizes[key] > 1:
             yield config_problem(key, sizes[key], advice, unsupported=True)
     if not wrong and sizes["sp_size"] > 1:
-        yield from sequence_parallel_problems(args, sizes, has_deepspeed=requests_deepspeed(args))
+        yield from sequence_parallel_problems(
+            given,
+            sizes,
+            has_deepspeed=requests_deepspeed(args),
+            has_fsdp=bool(args.fsdp),
+            label_smoothing_factor=args.label_smoothing_factor,
+        )
         return
     if not wrong:
         yield from _contradictions(sizes, shards=requests_fsdp(args), partitions=requests_deepspeed(args))
         if sizes["cp_size"] > 1:
-            yield from context_parallel_problems(args, sizes, shards=requests_fsdp(args))
+            yield from context_parallel_problems(given, sizes, shards=requests_fsdp(args))
 
 
 def _contradictions(sizes: Mapping[str, int], *, shards: bool, partitions: bool) -> Iterator[Problem]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_compat.arguments.problems import Problem
-
-if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments
 
 # The handlers and backends of `parallelism_config`: what they may say, whichever sizes there are.
 
@@ -155,18 +152,20 @@ def sequence_parallelism(given: object, sizes: Mapping[str, int]) -> SequencePar
 
 
 def sequence_parallel_problems(
-    args: TrainingArguments, sizes: Mapping[str, int], *, has_deepspeed: bool
+    given: object, sizes: Mapping[str, int], *, has_deepspeed: bool, has_fsdp: bool, label_smoothing_factor: float
 ) -> Iterator[Problem]:
     """Yield the problems of a ``parallelism_config`` whose ``sp_size`` is above 1.
 
     Args:
-        args: The training arguments.
+        given: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variables alone.
         sizes: Every size by its keyword.
         has_deepspeed: Whether the arguments or the launcher request DeepSpeed.
+        has_fsdp: Whether ``fsdp`` is set.
+        label_smoothing_factor: That of the arguments.
     """
-    given, size = args.parallelism_config, sizes["sp_size"]
+    size = sizes["sp_size"]
     if not has_deepspeed:
-        others = "; `fsdp` cannot be combined with it" if args.fsdp else ""
+        others = "; `fsdp` cannot be combined with it" if has_fsdp else ""
         yield config_problem("sp_size", size, f"sequence parallelism needs DeepSpeed{others}: set `deepspeed`.")
     for key in _EXCLUDED:
         if sizes[key] > 1:
@@ -179,12 +178,12 @@ def sequence_parallel_problems(
         yield config_problem("sp_attn_implementation", attention, text)
     if not _is_variable(given):
         yield from _length_problems(handler_value(given, "sp_handler", "sp_seq_length"), size)
-    if args.label_smoothing_factor:
+    if label_smoothing_factor:
         text = (
             f"label smoothing is not supported with `sp_size={size}`, where each rank computes the loss of its chunk; "
             "transformers leaves it out in training. Set it to 0, or override `compute_loss`."
         )
-        yield Problem("label_smoothing_factor", args.label_smoothing_factor, text, unsupported=True)
+        yield Problem("label_smoothing_factor", label_smoothing_factor, text, unsupported=True)
 
 
 def _length_problems(length: Any, size: int) -> Iterator[Problem]:
@@ -215,15 +214,15 @@ def rotation(given: object) -> Rotation:
     return chosen
 
 
-def context_parallel_problems(args: TrainingArguments, sizes: Mapping[str, int], *, shards: bool) -> Iterator[Problem]:
+def context_parallel_problems(given: object, sizes: Mapping[str, int], *, shards: bool) -> Iterator[Problem]:
     """Yield the problems of a ``parallelism_config`` whose ``cp_size`` is above 1.
 
     Args:
-        args: The training arguments.
+        given: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variables alone.
         sizes: Every size by its keyword.
         shards: Whether FSDP is requested.
     """
-    given, size = args.parallelism_config, sizes["cp_size"]
+    size = sizes["cp_size"]
     if not shards:
         text = "context parallelism needs FSDP: set `fsdp=True` and `fsdp_config={'version': 2}`."
         yield config_problem("cp_size", size, text)

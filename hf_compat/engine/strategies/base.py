@@ -412,7 +412,7 @@ def device_keywords(process_layout: ProcessLayout, args: TrainingArguments, mode
     if launch.world_size == 1 and device.type != "cpu":
         devices = [device.index or 0]
     strategy: Any = _create(process_layout, device, args, model)
-    strategy.syncs_each_batch = syncs_each_batch(args)
+    strategy.syncs_each_batch = syncs_each_batch(args.accelerator_config)
     return {
         "accelerator": lightning_accelerator(device),
         "devices": devices,
