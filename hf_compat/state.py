@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 from hf_compat.arguments.releases import Semantics, resolve_semantics
 from hf_compat.atomic_files import read_json_object, write_text
@@ -20,7 +20,6 @@ from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.trainer.trainer import Trainer
 
 
 logger = logging.getLogger(__name__)
@@ -117,6 +116,16 @@ class TrainerControl(ExportableState):
 def _initial_epoch(semantics: Semantics | None = None) -> float | None:
     # An integer: upstream's file has 0, not 0.0.
     return 0 if (semantics or resolve_semantics()).state_epoch_starts_at_zero else None
+
+
+class HasRank(Protocol):
+    """What a state asks of its Trainer."""
+
+    def is_local_process_zero(self) -> bool:
+        """Return whether this is local rank 0."""
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this is rank 0."""
 
 
 @dataclass
@@ -229,7 +238,7 @@ class TrainerState(metaclass=CountsCounterparts):
             if interval is not None:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
-    def init_training_references(self, trainer: Trainer, max_steps: int, num_train_epochs: int, trial: object) -> None:
+    def init_training_references(self, trainer: HasRank, max_steps: int, num_train_epochs: int, trial: object) -> None:
         """Set the fields that are known before the first update step of a ``train`` call.
 
         Args:

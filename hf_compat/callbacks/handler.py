@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.trainer.trainer import Trainer
 
 
 logger = logging.getLogger("transformers.trainer_callback")
@@ -338,7 +337,16 @@ class CallbackHandler(TrainerCallback):
         return self.call_event("on_push_begin", args, state, control, **kwargs)
 
 
-def fire(trainer: Trainer, event: str, *given: Any) -> None:
+class HasCallbacks(Protocol):
+    """What an event needs of a Trainer."""
+
+    args: TrainingArguments
+    state: TrainerState
+    control: TrainerControl
+    callback_handler: CallbackHandler
+
+
+def fire(trainer: HasCallbacks, event: str, *given: Any) -> None:
     """Call ``event`` of every callback of ``trainer``, and keep the control that they leave behind.
 
     Args:
@@ -356,7 +364,7 @@ class _HasBars(Protocol):
     def close_progress_bars(self, *, evaluation_only: bool = False) -> None: ...
 
 
-def close_progress_bars(trainer: Trainer, *, evaluation_only: bool = False) -> None:
+def close_progress_bars(trainer: HasCallbacks, *, evaluation_only: bool = False) -> None:
     """Close the bars that the callbacks of ``trainer`` have left open, so that the traceback starts on a new line.
 
     Args:

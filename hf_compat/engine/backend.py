@@ -55,7 +55,7 @@ from hf_compat.engine.internals.strategies import has_plain_ddp, plain_class, re
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import FirstCallback, LastCallback, defines_hook, without_logger
 from hf_compat.engine.loggers.reporters import user_loggers
-from hf_compat.engine.module import HFModule, Loaders
+from hf_compat.engine.module import Evaluation, HFModule, Loaders, Run
 from hf_compat.engine.moving import settle_model
 from hf_compat.engine.precision import input_dtype, precision_plugin
 from hf_compat.engine.process_layout import ProcessLayout, place_run, presume_layout
@@ -71,8 +71,6 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.trainer.evaluation_session import EvaluationSession
-    from hf_compat.trainer.run import TrainingRun
 
 # Joining a `lightning.Trainer` built by the user: what it was given, and what a run needs from it.
 
@@ -582,7 +580,7 @@ class LightningBackend:
             raise
 
     @unwraps_stop_iteration
-    def evaluate(self, model: nn.Module, session: EvaluationSession, run: TrainingRun, *, test: bool) -> None:
+    def evaluate(self, model: nn.Module, session: Evaluation, run: Run, *, test: bool) -> None:
         """Run ``session`` over its batches in a Lightning evaluation loop, so that Lightning callbacks are called.
 
         Inside a fit that is the validation loop; outside, ``Trainer.validate`` or, if ``test``, ``Trainer.test``, or

@@ -26,12 +26,11 @@ from hf_compat.overriding import call_override
 from hf_compat.plan.plan import share_of
 from hf_compat.trainer.construction import announce_evaluation
 from hf_compat.trainer.diagnosis import noting
-from hf_compat.trainer.evaluation_session import EvaluationSession
+from hf_compat.trainer.evaluation_session import EvaluationSession, LegacySession
 from hf_compat.trainer.loss import computing_loss, fresh_past, gather_whole, prepare_context, store_past
 from hf_compat.trainer.outputs import EvalLoopOutput
 from hf_compat.trainer.preparing import place_model, prepare_forward, wrap
 from hf_compat.trainer.run import current_run, prepare_strategy
-from hf_compat.trainer.transformers_4 import LegacySession
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer

@@ -28,7 +28,6 @@ from hf_compat.overriding import call_override, check_is_module, is_ours
 from hf_compat.plan import ResumeOffset
 from hf_compat.trainer.loaders import Reloading
 from hf_compat.trainer.optimization import CurrentOptimizer, GradientClipping, LRSchedule
-from hf_compat.trainer.preemption import Preemption
 from hf_compat.trainer.progress import (
     FrozenParameters,
     Progress,
@@ -38,7 +37,7 @@ from hf_compat.trainer.progress import (
     warn_of_changed_accumulation,
 )
 from hf_compat.trainer.resume import Resume
-from hf_compat.trainer.saving import CheckpointSaving, EvaluationTiming, TrainingEvaluation
+from hf_compat.trainer.saving import CheckpointSaving, EvaluationTiming, Preemption, TrainingEvaluation
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -239,7 +238,7 @@ class RunHooks(LastCallback):
         self.frozen = FrozenParameters(run.warn_once)
         self.saving = CheckpointSaving(run)
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
-        self.reloading = Reloading(run, loop.reload_every) if loop.reload_every else None
+        self.reloading = Reloading(loop.reload_every) if loop.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
         self.counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
         self._keeps_past = effective_args(trainer.args).past_index >= 0
@@ -293,8 +292,9 @@ class RunHooks(LastCallback):
     @wraps_stop_iteration
     def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch; in a resumed one Lightning does not call it, but :meth:`on_train_start` does."""
-        if self.reloading is not None:
-            self.reloading.reload_if_due(pl_trainer.current_epoch)
+        if self.reloading is not None and self.reloading.is_due(pl_trainer.current_epoch):
+            assert self.run is not None, "a fit has a run"
+            self.run.reload()
         if self._keeps_past:
             self.progress.counters.past = None
         fire(self.trainer, "on_epoch_begin")

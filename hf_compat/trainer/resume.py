@@ -1,11 +1,11 @@
-"""Resuming: position in the data, trainer state, optimizer, schedule, gradient scaler and random states."""
+"""Resuming: position in the data, trainer state, callbacks, optimizer, schedule, gradient scaler, random states."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,18 +24,21 @@ from hf_compat.memory import WeakAttribute
 from hf_compat.metrics import has_length
 from hf_compat.overriding import WarnOnce, check_returned
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan, plan_for_rest
-from hf_compat.state import TrainerState, is_exportable
+from hf_compat.state import TrainerControl, TrainerState, is_exportable
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.arguments.training_arguments import TrainingArguments
+    from hf_compat.callbacks import CallbackHandler
     from hf_compat.data.loader import PreparedDataLoader
     from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.trainer.searching import Trial
     from hf_compat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+upstream_logger = logging.getLogger("transformers.trainer")
+"""Upstream's: scripts look there for the messages on callbacks."""
 
 
 def check_start(done: Any, *, is_resumed: bool) -> None:
@@ -343,3 +346,69 @@ def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> Non
             "`logging_steps`, `eval_steps` and `save_steps` are used.",
             ", ".join(texts),
         )
+
+
+# The states of callbacks in a resumed checkpoint, restored into new callbacks.
+
+
+def load_callback_state(handler: CallbackHandler, control: TrainerControl, states: Mapping[str, Any]) -> TrainerControl:
+    """Replace the exportable callbacks of ``handler`` by new ones with their states; return such a control.
+
+    Args:
+        handler: The callbacks.
+        control: The control; returned as it is if ``states`` have none of it.
+        states: Name of a class to the state, or the states, of its objects: ``TrainerState.stateful_callbacks``.
+    """
+    restored, missing = [], []
+    present = [*handler.callbacks, control]
+    for name, saved in states.items():
+        same = [each for each in present if type(each).__name__ == name]
+        if not same:
+            missing.append(name)
+        for callback, state in zip(same, _latest_states(name, saved, len(same)), strict=False):
+            new = _restore_callback(callback, state)
+            if callback is control:
+                control = new
+            else:
+                handler.callbacks[:] = [each for each in handler.callbacks if each is not callback]
+                restored.append(new)
+    found = [name for name in states if name not in missing]
+    if found:
+        upstream_logger.info("Continuing training from checkpoint, restoring callbacks: %s.", ", ".join(found))
+    if missing:
+        text = (
+            f"Checkpoint included callbacks not included in current configuration: {', '.join(missing)}. Their states "
+            "are ignored."
+        )
+        upstream_logger.warning(text)
+    for callback in restored:
+        handler.add_callback(callback)
+    return control
+
+
+def _latest_states(name: str, saved: Any, count: int) -> list[Any]:
+    """Return the last states of ``count`` callbacks of the class ``name``; fewer if there are not as many.
+
+    transformers appends to the list at every save, so that the first ones in its checkpoints are those before training.
+    """
+    states = saved if isinstance(saved, list) else [saved]
+    if count and (len(states) % count or (count == 1 and len(states) > 1)):
+        upstream_logger.warning(
+            "The checkpoint has %s states of %s, but the Trainer has %s such callbacks. The last %s states are "
+            "restored into the first %s of them; the others keep their initial state.",
+            *(len(states), name, count),
+            *[min(len(states), count)] * 2,
+        )
+    return states[-count:] if count else []
+
+
+def _restore_callback(callback: Any, state: dict[str, Any]) -> Any:
+    """Return a new object of ``callback``'s class with the saved ``state``."""
+    try:
+        return type(callback).from_state({"args": {}, "attributes": {}, **state})
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError.also(type(error))(
+            f"`stateful_callbacks` in the checkpoint's `trainer_state.json` has no valid state of a "
+            f"{type(callback).__name__}: {error or type(error).__name__}. Set "
+            "`restore_callback_states_from_checkpoint=False`."
+        ) from error

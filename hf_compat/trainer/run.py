@@ -158,7 +158,7 @@ def windows_of(
     loop.windows = WindowLoader(
         loader,
         plan,
-        weakref.proxy(loop),  # type: ignore[arg-type]  # which has the windows itself, as the Lightning trainer has
+        weakref.proxy(loop),  # which has the windows itself, as the Lightning trainer has
         lambda: epochs.current_epoch,
         start,
         restores_without_batches=semantics.restores_rng_without_batches,
@@ -408,7 +408,13 @@ class TrainingRun:
 
     def _shared(self, loader: Iterable[Any]) -> Iterable[Any]:
         backend = weakref.proxy(self.backend)  # which has the loader itself in a fit
-        return share_sequences(self.trainer, loader, lambda: backend.strategy.sequence_group, self.warn_once)
+        return share_sequences(
+            loader,
+            self.trainer.args,
+            lambda: backend.strategy.sequence_group,
+            self.warn_once,
+            carries_on=self.trainer.semantics.carries_on_with_shared_sequences,
+        )
 
     def reload(self) -> None:
         """Train on a new train loader from the epoch on that begins now; the next evaluations have new ones too."""

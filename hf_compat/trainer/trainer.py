@@ -88,11 +88,10 @@ from hf_compat.trainer import (
     saving,
     transformers_4,
 )
-from hf_compat.trainer.callbacks import load_callback_state
 from hf_compat.trainer.construction import announce_setup, check_is_model
 from hf_compat.trainer.diagnosis import explain_backward, note_inputs, noting
 from hf_compat.trainer.evaluation import add_speed, check_is_output, forward, ignored_outputs, loop_of
-from hf_compat.trainer.evaluation_session import EvaluationSession
+from hf_compat.trainer.evaluation_session import EvaluationSession, LegacySession
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.loaders import (
     FIXED_SEED,
@@ -122,7 +121,7 @@ from hf_compat.trainer.model_files import Pusher, write_model_card
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 from hf_compat.trainer.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, nested_detach
 from hf_compat.trainer.progress import warn_of_negative_plateau
-from hf_compat.trainer.resume import compare_with_checkpoint, init_training_state
+from hf_compat.trainer.resume import compare_with_checkpoint, init_training_state, load_callback_state
 from hf_compat.trainer.run import (
     CounterAttribute,
     counts_of,
@@ -140,7 +139,6 @@ from hf_compat.trainer.searching import (
     release_model,
     run_id,
 )
-from hf_compat.trainer.transformers_4 import LegacySession
 from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
@@ -535,7 +533,10 @@ class Trainer(metaclass=CountsCounterparts):
         """Return the evaluation loader of a dataset, of one in ``self.eval_dataset`` by name, or of that itself."""
         size, sampler = self.args.eval_batch_size, self._get_eval_sampler
         load = functools.partial(self._get_dataloader, description="Evaluation", batch_size=size, sampler_fn=sampler)
-        return loaders.eval_loader(self, eval_dataset, load)
+        key, dataset = loaders.named_dataset(eval_dataset, self.eval_dataset)
+        if not self.args.dataloader_persistent_workers:
+            return load(dataset=dataset, dataloader_key=key)
+        return loaders.kept_loader(self.run_counters.eval_loaders, key, dataset, load)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """Return the loader of ``test_dataset``, for :meth:`predict`."""
@@ -572,7 +573,8 @@ class Trainer(metaclass=CountsCounterparts):
         else:
             named = ("train_dataset" if is_training else "eval_dataset", dataset)
             sampler = call_override(sampler_fn, named) if sampler_fn is not None else None
-            check_is_sampler(self, sampler, sampler_fn)
+            methods = {"_get_train_sampler": self._get_train_sampler, "_get_eval_sampler": self._get_eval_sampler}
+            check_is_sampler(sampler, sampler_fn, **methods)
             settings |= batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
             if is_training:
                 settings["worker_init_fn"] = partial(
@@ -589,7 +591,7 @@ class Trainer(metaclass=CountsCounterparts):
         if dataset is not None and not has_length(dataset):
             warn_of_own_order(strategy)
             return None
-        size, measured = args.train_batch_size, length_keywords(self, args)
+        size, measured = args.train_batch_size, length_keywords(self.processing_class, args)
         if strategy == "batch_rebalance":
             is_fixed = self.semantics.balances_by_fixed_seed
             if is_fixed:
@@ -612,7 +614,7 @@ class Trainer(metaclass=CountsCounterparts):
             eval_dataset,
             args.train_sampling_strategy,
             args.eval_batch_size,
-            **length_keywords(self, args),
+            **length_keywords(self.processing_class, args),
             seed=order_seed(args) if self.semantics.eval_grouping_has_own_generator else None,
         )
 
@@ -1279,7 +1281,7 @@ class Trainer(metaclass=CountsCounterparts):
     def _load_callback_state(self) -> None:
         """Replace the exportable callbacks by new ones with their saved states, if the arguments say so."""
         if self.args.restore_callback_states_from_checkpoint:
-            load_callback_state(self)
+            self.control = load_callback_state(self.callback_handler, self.control, self.state.stateful_callbacks)
 
     # ---- the Hub ----
 
