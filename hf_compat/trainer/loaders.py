@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from hf_compat.arguments.parallelism import read_sequence_parallelism
+from hf_compat.arguments.sequence_parallelism import SequenceParallelism
 from hf_compat.data import collators
 from hf_compat.data.samplers import is_balanced
 from hf_compat.data.sequence_shards import SequenceShards
@@ -169,7 +169,8 @@ def _remedy_for_dict(dataset: Mapping[Any, Any], description: str) -> str:
 
 def share_sequences(
     loader: Iterable[Any],
-    args: TrainingArguments,
+    sequences: SequenceParallelism | None,
+    rank: int,
     group: Callable[[], ProcessGroup | None],
     warn_once: WarnOnce,
     *,
@@ -179,18 +180,18 @@ def share_sequences(
 
     Args:
         loader: The train loader of this rank.
-        args: The training arguments.
+        sequences: How ranks share sequences; None if they do not.
+        rank: Rank of this process.
         group: Returns the ranks that share sequences; called when the first batch is read.
         warn_once: Warns of batches whose attention mask would be needed.
         carries_on: Whether each epoch goes on with the pass of the one before, as under transformers.
     """
-    sequences = read_sequence_parallelism(args)
     if sequences is None:
         return loader
     return SequenceShards(
         loader,
         group,
-        rank=args.process_index % sequences.size,
+        rank=rank % sequences.size,
         size=sequences.size,
         attends_across=sequences.attention == "sdpa",
         warn_once=warn_once,

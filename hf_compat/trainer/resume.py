@@ -278,8 +278,7 @@ def init_training_state(
     """
     args = trainer.args
     exportable = [each for each in [*trainer.callback_handler.callbacks, trainer.control] if is_exportable(each)]
-    trainer.state = TrainerState(stateful_callbacks=exportable)
-    trainer.state.epoch = 0
+    trainer.state = TrainerState(epoch=0, stateful_callbacks=exportable)
     trainer.state.is_hyper_param_search = trial is not None
     trainer.state.train_batch_size = batch_size
     trainer.state.compute_steps(args, max_steps)

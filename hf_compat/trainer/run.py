@@ -410,7 +410,8 @@ class TrainingRun:
         backend = weakref.proxy(self.backend)  # which has the loader itself in a fit
         return share_sequences(
             loader,
-            self.trainer.args,
+            backend.process_layout.sequences,
+            backend.process_layout.launch.rank,
             lambda: backend.strategy.sequence_group,
             self.warn_once,
             carries_on=self.trainer.semantics.carries_on_with_shared_sequences,

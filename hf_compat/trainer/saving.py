@@ -170,11 +170,6 @@ class CheckpointSaving:
         """Whether the current update step is saved."""
         return self._writer.last_step == self._trainer.state.global_step
 
-    @property
-    def _writes_files(self) -> bool:
-        """Whether this rank writes the files that one writes for all, or for its node."""
-        return self._trainer.args.should_save
-
     def save(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save a checkpoint and fire ``on_save``; a write error is raised or logged, as ``on_save_error`` says.
 
@@ -200,12 +195,11 @@ class CheckpointSaving:
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being saved in the background; every rank calls it."""
-        if is_requested(self._trainer.args):
-            try:
-                with self._writer.writing():
-                    self._writer.wait()
-            except CheckpointWriteError as error:
-                self._handle_write_error(error)
+        try:
+            with self._writer.writing():
+                self._writer.wait()
+        except CheckpointWriteError as error:
+            self._handle_write_error(error)
 
     def _handle_write_error(self, error: CheckpointWriteError) -> None:
         self._trainer.state.best_model_checkpoint = self._best_before
@@ -222,26 +216,27 @@ class CheckpointSaving:
         Args:
             trial: The trial of a hyperparameter search, None outside one.
         """
-        args = self._trainer.args
+        args, launch = self._trainer.args, self._run.backend.process_layout.launch
+        writes = args.should_save  # the files that one rank writes for all, or for its node
         if self._trainer.hp_search_backend is None and trial is None:
             self._trainer.store_flos()
         output_dir = checked_output_dir(self._trainer._get_output_dir(trial=trial))
         step = self._trainer.state.global_step
         folder, then = Path(output_dir, names.checkpoint_name(step)), (self._push, self._rotate)
-        save = partial(self._save_files, output_dir)
+        save = partial(self._save_files, output_dir, writes)
         if is_requested(args):
             self._writer.write_in_background(
                 folder,
                 save,
                 step=step,
-                launch=args.launch,
-                writes_files=self._writes_files,
+                launch=launch,
+                writes_files=writes,
                 timeout=args.ddp_timeout_delta,
                 then=then,
                 must_finish=self._must_finish_first,
             )
         else:
-            self._writer.write(folder, save, step=step, launch=args.launch, writes_files=self._writes_files, then=then)
+            self._writer.write(folder, save, step=step, launch=launch, writes_files=writes, then=then)
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
@@ -249,7 +244,7 @@ class CheckpointSaving:
 
         def save(staged: Path) -> None:
             self._trainer.save_model(str(staged), _internal_call=True)
-            if self._writes_files:
+            if self._trainer.args.should_save:
                 self._trainer._save_optimizer_and_scheduler(str(staged))
                 self._write_state(staged)
 
@@ -257,11 +252,12 @@ class CheckpointSaving:
 
     # ---- the files ----
 
-    def _save_files(self, output_dir: str, folder: Path, put: Put | None = None) -> None:
+    def _save_files(self, output_dir: str, writes: bool, folder: Path, put: Put | None = None) -> None:
         """Save the files of a checkpoint into ``folder``, in transformers' order.
 
         Args:
             output_dir: The folder of checkpoints.
+            writes: Whether this rank writes the files that one writes for all, or for its node.
             folder: Where this one is written.
             put: Takes the files that methods of ours save. Default: all are written here.
         """
@@ -279,9 +275,9 @@ class CheckpointSaving:
                 else:
                     collect(trainer, str(folder), put)
             content = self._run.lightning_state()  # every rank calls it
-            if self._writes_files:
+            if writes:
                 (put or CheckpointFile.write)(CheckpointFile(torch.save, content, folder / names.LIGHTNING_STATE_NAME))
-        if self._writes_files:
+        if writes:
             self._write_state(folder)
 
     def _write_state(self, folder: Path) -> None:

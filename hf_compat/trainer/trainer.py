@@ -36,7 +36,6 @@ from hf_compat.arguments.derived import (
     order_seed,
     worst_value,
 )
-from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
 from hf_compat.callbacks.handler import fire
@@ -380,7 +379,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def get_sp_size(self) -> int:
         """Return the sequence-parallel size: the number of ranks that share each sequence."""
-        sequences = read_sequence_parallelism(self.args)
+        sequences = self.lightning_backend.process_layout.sequences
         return 1 if sequences is None else sequences.size
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
@@ -725,7 +724,8 @@ class Trainer(metaclass=CountsCounterparts):
             DataError: If there is no training dataset.
             ModelError: If the model returns no loss.
         """
-        resume_from_checkpoint = transformers_4.resume_argument(kwargs, resume_from_checkpoint)
+        if kwargs:
+            resume_from_checkpoint = transformers_4.resume_argument(kwargs, resume_from_checkpoint)
         start = self.lightning_backend.process_layout.start
         if start is not None:
             arguments = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
