@@ -79,19 +79,19 @@ _OURS: set[FunctionType] = set()
 """Functions of this package that were asked for, as they are at every batch. No closures: they may hold a Trainer."""
 
 
-def is_ours(function: object) -> bool:
-    """Return whether ``function`` is defined in this package, not in a subclass or callback of someone else.
+def is_overridden(function: object) -> bool:
+    """Return whether ``function`` is of someone else, of a subclass or a callback, and not defined in this package.
 
-    A wrapper of someone else's that ``functools.wraps`` has given the names of ours is not.
+    A wrapper of someone else's that ``functools.wraps`` has given the names of ours is theirs.
     """
     function = getattr(function, "__func__", function)
     if type(function) is FunctionType and function in _OURS:
-        return True
+        return False
     is_from_here = str(getattr(function, "__module__", "")).startswith("hf_compat.")
-    found = is_from_here and not hasattr(function, "__wrapped__")
-    if found and isinstance(function, FunctionType) and function.__closure__ is None:
+    is_ours = is_from_here and not hasattr(function, "__wrapped__")
+    if is_ours and isinstance(function, FunctionType) and function.__closure__ is None:
         _OURS.add(function)
-    return found
+    return not is_ours
 
 
 def check_returned(fits: bool, value: object, method: str, wanted: str) -> None:
@@ -197,7 +197,7 @@ def call_override(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
         **named: Upstream's keyword arguments.
     """
     function = getattr(method, "__func__", method)
-    if (type(function) is FunctionType and function in _OURS) or is_ours(function):
+    if (type(function) is FunctionType and function in _OURS) or not is_overridden(function):
         return method(*[value for _, value in given], **named)
     names, values = zip(*given, strict=True) if given else ((), ())
     call = _call_of(function, function is not method, names, tuple(named))

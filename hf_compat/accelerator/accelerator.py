@@ -494,7 +494,7 @@ class Accelerator(ProcessState):
             rank=self.data_parallel_rank,
             split_batches=config.split_batches,
             even_batches=config.even_batches,
-            shards_batches=self._backend.loop.shards_batches,
+            shards_batches=self._backend.loop_settings.shards_batches,
             tells_epoch=self._semantics.reshuffles_batch_samplers,
             always_tells_dataset=self._semantics.corrected,
             dispatch_batches=config.dispatch_batches,

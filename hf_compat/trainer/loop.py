@@ -18,13 +18,13 @@ from hf_compat.data.windows import ResumePosition, Window, WindowLoader
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.internals.loops import continues_epoch, may_stop
 from hf_compat.engine.internals.stepping import TrainingLoop
-from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
+from hf_compat.engine.lightning_callbacks import IdleHooks, decay_added_parameters
 from hf_compat.engine.module import HFModule
 from hf_compat.memory import WeakAttribute
 from hf_compat.model_facts import zero_gradients
 from hf_compat.optim.losses import check_loss
 from hf_compat.overflow import DebugUnderflowOverflow
-from hf_compat.overriding import call_override, check_is_module, is_ours
+from hf_compat.overriding import call_override, check_is_module, is_overridden
 from hf_compat.plan import ResumeOffset
 from hf_compat.trainer.loaders import Reloading
 from hf_compat.trainer.optimization import CurrentOptimizer, GradientClipping, LRSchedule
@@ -199,7 +199,7 @@ class UpdateLoop(TrainingLoop):
 # The run in order: each hook of Lightning, and those inside a window, as a list of calls.
 
 
-class RunHooks(LastCallback):
+class RunHooks(IdleHooks):
     """The script of a fit, and the objects that it calls; the last callback of a ``lightning.Trainer``.
 
     Each hook is a list of calls, in their order; the objects do one thing each and know no hook. Methods of the Trainer
@@ -225,20 +225,21 @@ class RunHooks(LastCallback):
 
     def prepare(self, run: TrainingRun) -> None:
         """Make the objects of one fit of ``run``."""
-        trainer, counters, loop = run.trainer, run.counters, run.backend.loop
-        self.run, self.trainer, self.loop = run, trainer, loop
+        trainer, counters, settings = run.trainer, run.counters, run.backend.loop_settings
+        self.run, self.trainer, self.loop_settings = run, trainer, settings
         self.start: ResumePosition | None = None
-        self.resume = Resume(trainer, run.point)
+        self.resume = Resume(trainer, run.checkpoint)
         self.optimizer = CurrentOptimizer(shards_model=run.backend.traits.shards_model)
-        self.clipping = GradientClipping(loop.clip_value)
+        self.clipping = GradientClipping(settings.clip_value)
         self.schedule = LRSchedule()
         self.progress = Progress(trainer, counters)
         self.logs = TrainingLogs(run)
         self.evaluation = TrainingEvaluation(run)
         self.frozen = FrozenParameters(run.warn_once)
         self.saving = CheckpointSaving(run)
-        self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
-        self.reloading = Reloading(loop.reload_every) if loop.reload_every else None
+        times = settings.evaluation_times
+        self.timing = None if times is None else EvaluationTiming(trainer, times)
+        self.reloading = Reloading(settings.reload_every) if settings.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
         self.counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
         self._keeps_past = effective_args(trainer.args).past_index >= 0
@@ -271,7 +272,8 @@ class RunHooks(LastCallback):
         self.optimizer.give_to(self.trainer, pl_trainer.strategy)  # type: ignore[arg-type]
         decay_added_parameters(pl_trainer, self.trainer.args.weight_decay)
         self.frozen.remember(self.trainer.model, self.run.backend.traits)
-        if self.loop.sanity_batches != 0 and self.run.point is None:  # as in Lightning, not in a resumed run
+        # As in Lightning, not in a resumed run.
+        if self.loop_settings.sanity_batches != 0 and self.run.checkpoint is None:
             with self.run.backend.sanity_check():
                 self.evaluation.measure(self.evaluation.ignore_keys)
         self.progress.start_clock()
@@ -361,7 +363,7 @@ class RunHooks(LastCallback):
         """Call the Trainer's ``_maybe_log_save_evaluate``, unless it is ours and nothing is due."""
         self.saving.begin_step()
         method, control = trainer._maybe_log_save_evaluate, trainer.control
-        if is_ours(method) and not (control.should_log or control.should_evaluate or control.should_save):
+        if not is_overridden(method) and not (control.should_log or control.should_evaluate or control.should_save):
             return  # before the losses are added up for it
         call_override(
             method,

@@ -26,7 +26,7 @@ from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, whole_sequences
 from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
 from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm, unwrap_peft
 from hf_compat.nested import MAPPINGS, SEQUENCES, Nested, map_nested, rebuild
-from hf_compat.overriding import check_returned, is_ours
+from hf_compat.overriding import check_returned, is_overridden
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -183,7 +183,7 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
     """
     method = trainer.compute_loss_context_manager
     is_plain = trainer.semantics.leaves_loss_out_of_cpu_autocast or not has_cpu_autocast(trainer)
-    if is_plain and is_ours(method) and is_ours(trainer.autocast_smart_context_manager):
+    if is_plain and not is_overridden(method) and not is_overridden(trainer.autocast_smart_context_manager):
         return _NOTHING  # without making a stack of no contexts for each batch
     context = method()
     check_is_context(context, "compute_loss_context_manager")
@@ -210,7 +210,7 @@ def prepare_input(
     if isinstance(data, Tensor):
         is_cast = dtype is not None and (data.is_floating_point() or data.is_complex())
         return data.to(device=device, dtype=dtype) if is_cast else data.to(device=device)
-    own = is_ours(prepare)
+    own = not is_overridden(prepare)
     part = partial(prepare_input, device=device, dtype=dtype, prepare=prepare) if own else prepare
     if isinstance(data, MAPPINGS):
         stays = dtype is None and own  # a plain tensor that is on the device

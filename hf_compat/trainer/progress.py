@@ -22,7 +22,7 @@ from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.model_facts import count_parameters
 from hf_compat.optim.losses import divide_scalar
-from hf_compat.overriding import WarnOnce, call_override, check_returned, is_ours
+from hf_compat.overriding import WarnOnce, call_override, check_returned, is_overridden
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class Progress:
         counters = self.counters
         since_log = 1 + trainer.state.global_step - counters.last_logged_step
         steps = since_log if trainer.args.logging_nan_inf_filter else None
-        counters.losses.add(loss, steps, may_change=not is_ours(trainer.training_step))  # ours returns a new one
+        counters.losses.add(loss, steps, may_change=is_overridden(trainer.training_step))  # ours returns a new one
         flos = trainer.floating_point_ops(batch)
         counters.flos += float(flos) if type(flos) is int else _checked_flos(flos)
         if trainer.semantics.counts_tokens_after_batch:

@@ -61,19 +61,19 @@ class Resume:
 
     Args:
         trainer: The Trainer.
-        point: The checkpoint; None for a run that starts from the beginning.
+        checkpoint: The checkpoint; None for a run that starts from the beginning.
     """
 
     _trainer: WeakAttribute[Trainer] = WeakAttribute()
 
-    def __init__(self, trainer: Trainer, point: CheckpointReader | None) -> None:
+    def __init__(self, trainer: Trainer, checkpoint: CheckpointReader | None) -> None:
         self._trainer = trainer
-        self._point = point
+        self._checkpoint = checkpoint
 
     @property
     def folder(self) -> str | None:
         """The checkpoint's folder, None without one."""
-        return None if self._point is None else self._point.path
+        return None if self._checkpoint is None else self._checkpoint.path
 
     def restore_callbacks(self, pl_trainer: pl.Trainer) -> None:
         """Restore the user's Lightning callbacks, which have been set up.
@@ -81,14 +81,14 @@ class Resume:
         Raises:
             TrainerSetupError: If one of them cannot be resumed.
         """
-        if self._point is None:
+        if self._checkpoint is None:
             return
 
         if any(thaws_by_phases(callback) for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
             raise TrainerSetupError(
-                f"`resume_from_checkpoint={self._point.path!r}`: FinetuningScheduler cannot be resumed: it restores "
-                "its phase and the optimizer's groups of parameters from Lightning checkpoints only. Train without "
-                "resuming, or remove it."
+                f"`resume_from_checkpoint={self._checkpoint.path!r}`: FinetuningScheduler cannot be resumed: it "
+                "restores its phase and the optimizer's groups of parameters from Lightning checkpoints only. Train "
+                "without resuming, or remove it."
             )
 
         def restore(states: dict[str, Any]) -> None:  # a checkpoint of `HFCheckpointIO` may have none
@@ -96,8 +96,8 @@ class Resume:
             if any(defines_hook(callback, "on_load_checkpoint") for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
                 restore_checkpoint_entries(pl_trainer, states, content.get("callback_entries", {}))
 
-        content = self._point.lightning_state()
-        self._point.lightning("callbacks", restore)
+        content = self._checkpoint.lightning_state()
+        self._checkpoint.lightning("callbacks", restore)
 
     def load_optimizer(self, pl_trainer: pl.Trainer) -> None:
         """Load the states of optimizer, schedule and scaler, which the strategy has created."""
@@ -115,8 +115,8 @@ class Resume:
 
     def drop_caches(self) -> None:
         """Free the cached content of the checkpoint."""
-        if self._point is not None:
-            self._point.drop_caches()
+        if self._checkpoint is not None:
+            self._checkpoint.drop_caches()
 
     def restore_rng(self) -> None:
         """Restore the random states of the checkpoint."""
@@ -139,10 +139,10 @@ class Resume:
             done: Epochs, and batches of the next epoch, that transformers skips.
             warn_once: Warns where transformers starts in the wrong place.
         """
-        if self._point is None:
+        if self._checkpoint is None:
             return plan, None, ResumeOffset()
         args = self._trainer.args
-        saved = None if args.ignore_data_skip else self._point.lightning("position", DataPosition.from_dict)
+        saved = None if args.ignore_data_skip else self._checkpoint.lightning("position", DataPosition.from_dict)
         if saved is None or saved.agrees(plan, self._trainer.state.global_step):
             return plan, self._start_at(plan, loader, done, saved), ResumeOffset()
         if saved.has_windows_of(plan) and plan.num_train_epochs < sys.maxsize:
@@ -234,12 +234,12 @@ class Resume:
         Raises:
             CheckpointError: If the state in the checkpoint does not fit the stream.
         """
-        assert self._point is not None, "called if there is a checkpoint"
+        assert self._checkpoint is not None, "called if there is a checkpoint"
         args = self._trainer.args
         dispatches = isinstance(loader, DispatchingDataLoader)  # rank 0 reads for all ranks
         rank, world_size = (0 if dispatches else args.process_index), args.world_size
         read = functools.partial(StreamStates.of_process, process=rank, processes=world_size, alone=dispatches)
-        saved = self._point.lightning("stream", read)
+        saved = self._checkpoint.lightning("stream", read)
         # `since`, the batches since the workers' states were saved, has the checkpoint's batch size.
         same_batches = position.samples_per_batch == plan.samples_per_batch
         if saved is None or (saved.since and not same_batches):
@@ -255,7 +255,7 @@ class Resume:
 
 def init_training_state(
     trainer: Trainer,
-    point: CheckpointReader | None,
+    checkpoint: CheckpointReader | None,
     batch_size: int,
     max_steps: int,
     num_update_steps_per_epoch: int,
@@ -266,7 +266,7 @@ def init_training_state(
 
     Args:
         trainer: The Trainer.
-        point: The checkpoint; None for a run that starts from the beginning.
+        checkpoint: The checkpoint; None for a run that starts from the beginning.
         batch_size: Samples of a batch on each device.
         max_steps: Update steps of the run.
         num_update_steps_per_epoch: Update steps per epoch.
@@ -283,13 +283,13 @@ def init_training_state(
     trainer.state.train_batch_size = batch_size
     trainer.state.compute_steps(args, max_steps)
     position = (0, 0)
-    if point is not None:
-        fresh, state = trainer.state, point.trainer_state()
+    if checkpoint is not None:
+        fresh, state = trainer.state, checkpoint.trainer_state()
         trainer.state = state
         if missing := state.take_missing(fresh):
-            logger.info("%s has no %s: those of the arguments are used.", point.folder, ", ".join(missing))
+            logger.info("%s has no %s: those of the arguments are used.", checkpoint.folder, ", ".join(missing))
         if state.best_model_checkpoint is not None:
-            state.best_model_checkpoint = relocated(state.best_model_checkpoint, point.folder)
+            state.best_model_checkpoint = relocated(state.best_model_checkpoint, checkpoint.folder)
         _forget_missing_best_checkpoint(trainer)
         _check_intervals(args, state)
         trainer.compare_trainer_and_checkpoint_args(args, state)

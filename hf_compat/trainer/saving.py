@@ -36,7 +36,7 @@ from hf_compat.errors import (
 )
 from hf_compat.memory import WeakAttribute
 from hf_compat.metrics import speed_metrics
-from hf_compat.overriding import call_override, check_returned, is_ours
+from hf_compat.overriding import call_override, check_returned, is_overridden
 from hf_compat.plan.plan import EvaluationTimes, steps_between
 from hf_compat.state import export_states
 from hf_compat.trainer import model_files
@@ -158,7 +158,7 @@ class CheckpointSaving:
 
     def __init__(self, run: TrainingRun) -> None:
         self._run, self._trainer = run, run.trainer
-        self._writer = run.checkpoints
+        self._writer = run.checkpoint_writer
         self._best_before: str | None = None
 
     def begin_step(self) -> None:
@@ -262,7 +262,7 @@ class CheckpointSaving:
             put: Takes the files that methods of ours save. Default: all are written here.
         """
         trainer = self._trainer
-        if put is None or not (is_ours(trainer.save_model) and is_ours(trainer._save)):
+        if put is None or is_overridden(trainer.save_model) or is_overridden(trainer._save):
             trainer.save_model(str(folder), _internal_call=True)
         else:
             model_files.save_model(trainer, str(folder), put, is_checkpoint=True)
@@ -270,7 +270,7 @@ class CheckpointSaving:
         if not trainer.args.save_only_model:
             for name, collect in _STATES.items():
                 method = getattr(trainer, name)
-                if put is None or not is_ours(method):
+                if put is None or is_overridden(method):
                     method(str(folder))
                 else:
                     collect(trainer, str(folder), put)
@@ -307,11 +307,11 @@ class CheckpointSaving:
             classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
             logger.info("Every background save blocks training, because %s defines `on_save`.", classes)
         follows = (self._trainer._push_from_checkpoint, self._trainer._rotate_checkpoints)
-        return self._is_read_after_saving() or not all(map(is_ours, follows))
+        return self._is_read_after_saving() or any(map(is_overridden, follows))
 
     def _is_read_after_saving(self) -> bool:
         """Return whether an override of the user's is called after a save, and may read or change its folder."""
-        return bool(self._reading_callbacks()) or not is_ours(self._trainer._save_checkpoint)
+        return bool(self._reading_callbacks()) or is_overridden(self._trainer._save_checkpoint)
 
     def _reading_callbacks(self) -> list[object]:
         return [callback for callback in self._trainer.callback_handler.callbacks if _overrides_on_save(callback)]
@@ -320,7 +320,7 @@ class CheckpointSaving:
 def _overrides_on_save(callback: object) -> bool:
     function = getattr(type(callback), "on_save", None)
     # The method of the base class, ours or transformers', does nothing.
-    return function is not None and function.__qualname__ != "TrainerCallback.on_save" and not is_ours(function)
+    return function is not None and function.__qualname__ != "TrainerCallback.on_save" and is_overridden(function)
 
 
 # Saves on a signal to exit.

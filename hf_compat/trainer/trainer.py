@@ -732,11 +732,11 @@ class Trainer(metaclass=CountsCounterparts):
             call = functools.partial(Trainer.train, resume_from_checkpoint=resume_from_checkpoint, **arguments)  # type: ignore[arg-type]
             return train_in_processes(self, start, call)
         with noting(self), new_run(self, trial, ignore_keys_for_eval).begun(resume_from_checkpoint) as run:
-            point, args = run.point, self.args  # `call_model_init`, or a trial, may have replaced them
+            checkpoint, args = run.checkpoint, self.args  # `call_model_init`, or a trial, may have replaced them
             fit = functools.partial(
                 self._inner_training_loop,
                 args=args,
-                resume_from_checkpoint=None if point is None else point.path,
+                resume_from_checkpoint=None if checkpoint is None else checkpoint.path,
                 trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
             )
@@ -778,8 +778,10 @@ class Trainer(metaclass=CountsCounterparts):
         trial: Trial | None,
     ) -> tuple[int, int]:
         """Set ``state``, new or from a checkpoint; return completed epochs, and batches to skip in the next one."""
-        point, size = current_run(self).resume_point(resume_from_checkpoint), self._train_batch_size
-        return init_training_state(self, point, size, max_steps, num_update_steps_per_epoch, num_train_epochs, trial)
+        checkpoint, size = current_run(self).checkpoint_in(resume_from_checkpoint), self._train_batch_size
+        return init_training_state(
+            self, checkpoint, size, max_steps, num_update_steps_per_epoch, num_train_epochs, trial
+        )
 
     def compare_trainer_and_checkpoint_args(
         self, training_args: TrainingArguments, trainer_state: TrainerState
