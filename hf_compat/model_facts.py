@@ -268,16 +268,16 @@ def lacks_forward(model: nn.Module) -> bool:
     return all(cls.__module__ in (*_LIGHTNING, nn.Module.__module__) for cls in owners)
 
 
-def count_parameters(model: nn.Module, *, trainable_only: bool = False, whole: bool = False) -> int:
+def count_parameters(model: nn.Module, *, trainable_only: bool = False, over_all_ranks: bool = False) -> int:
     """Return the number of ``model``'s parameters, or of its trainable parameters.
 
     Args:
         model: The model.
         trainable_only: Leave out parameters that do not require gradients.
-        whole: Count all of a parameter that ZeRO-3 has partitioned, not what this rank holds of it.
+        over_all_ranks: Count all of a parameter that ZeRO-3 has partitioned, not what this rank holds of it.
     """
     counted = [item for item in model.parameters() if item.requires_grad or not trainable_only]
-    return sum(int(getattr(item, "ds_numel", item.numel())) if whole else item.numel() for item in counted)
+    return sum(int(getattr(item, "ds_numel", item.numel())) if over_all_ranks else item.numel() for item in counted)
 
 
 def indivisible_heads(model: nn.Module, size: int) -> Iterator[tuple[str, int]]:

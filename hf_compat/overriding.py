@@ -185,7 +185,7 @@ def _signature(function: Callable[..., Any], *, is_bound: bool) -> _Signature:
     )
 
 
-def call_override(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def call_override(method: Callable[..., Any], *positional: Any, **named: Any) -> Any:
     """Call ``method``, perhaps an override for another release, with the parameters it has; return its result.
 
     If it can be called as upstream calls it, it is, whatever its parameters are named. Otherwise arguments without a
@@ -193,18 +193,18 @@ def call_override(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
     Args:
         method: A method of a Trainer, or a function assigned to one.
-        *given: Upstream's positional arguments, as pairs of parameter name and value.
+        *positional: Upstream's positional arguments, as pairs of parameter name and value.
         **named: Upstream's keyword arguments.
     """
     function = getattr(method, "__func__", method)
     if (type(function) is FunctionType and function in _OURS) or not is_overridden(function):
-        return method(*[value for _, value in given], **named)
-    names, values = zip(*given, strict=True) if given else ((), ())
+        return method(*[value for _, value in positional], **named)
+    names, values = zip(*positional, strict=True) if positional else ((), ())
     call = _call_of(function, function is not method, names, tuple(named))
     if call.is_upstreams:
         return method(*values, **named)
-    if call.positions < len(given):
-        named = {**dict(given), **named}
+    if call.positions < len(positional):
+        named = {**dict(positional), **named}
     return method(*values[: call.positions], **{name: named[name] for name in call.names})
 
 
@@ -224,19 +224,23 @@ _CALLS: WeakKeyDictionary[FunctionType, dict[tuple[Any, ...], _Call]] = WeakKeyD
 """What was found of each override; weakly, since a function of a script may hold the Trainer that it is assigned to."""
 
 
-def _call_of(function: Callable[..., Any], is_bound: bool, given: tuple[str, ...], named: tuple[str, ...]) -> _Call:
+def _call_of(
+    function: Callable[..., Any], is_bound: bool, positional: tuple[str, ...], named: tuple[str, ...]
+) -> _Call:
     if not isinstance(function, FunctionType):
-        return _find_call(function, is_bound, given, named)
-    known, key = _CALLS.setdefault(function, {}), (is_bound, given, named)
+        return _find_call(function, is_bound, positional, named)
+    known, key = _CALLS.setdefault(function, {}), (is_bound, positional, named)
     if key not in known:
-        known[key] = _find_call(function, is_bound, given, named)
+        known[key] = _find_call(function, is_bound, positional, named)
     return known[key]
 
 
-def _find_call(function: Callable[..., Any], is_bound: bool, given: tuple[str, ...], named: tuple[str, ...]) -> _Call:
+def _find_call(
+    function: Callable[..., Any], is_bound: bool, positional: tuple[str, ...], named: tuple[str, ...]
+) -> _Call:
     signature = _signature(function, is_bound=is_bound)
     passed = named if signature.takes_any_name else tuple(name for name in named if name in signature.known)
-    if signature.takes(len(given), passed):
-        return _Call(len(given), passed, is_upstreams=passed == named)
-    found = tuple(dict.fromkeys([*(name for name in given if name in signature.known), *passed]))
+    if signature.takes(len(positional), passed):
+        return _Call(len(positional), passed, is_upstreams=passed == named)
+    found = tuple(dict.fromkeys([*(name for name in positional if name in signature.known), *passed]))
     return _Call(0, found) if signature.takes(0, found) else _Call(len(signature.by_position), passed)

@@ -182,9 +182,9 @@ class TrainerState(metaclass=CountsCounterparts):
             self.stateful_callbacks = _export(self.stateful_callbacks or ())
 
     @classmethod
-    def initial(cls, semantics: Semantics, **given: Any) -> Self:
-        """Return the state before training with ``semantics``; ``given`` are other fields."""
-        return cls(epoch=_initial_epoch(semantics), **given)
+    def initial(cls, semantics: Semantics, **others: Any) -> Self:
+        """Return the state before training with ``semantics``; ``others`` are other fields."""
+        return cls(epoch=_initial_epoch(semantics), **others)
 
     def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
         """Write the state to the file ``json_path``, atomically."""

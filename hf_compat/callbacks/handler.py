@@ -346,15 +346,15 @@ class HasCallbacks(Protocol):
     callback_handler: CallbackHandler
 
 
-def fire(trainer: HasCallbacks, event: str, *given: Any) -> None:
+def fire(trainer: HasCallbacks, event: str, *carried: Any) -> None:
     """Call ``event`` of every callback of ``trainer``, and keep the control that they leave behind.
 
     Args:
         trainer: The Trainer.
         event: The name of a ``TrainerCallback`` method, such as ``"on_step_end"``.
-        *given: What the event carries besides arguments, state and control: metrics or logs.
+        *carried: What the event carries besides arguments, state and control: metrics or logs.
     """
-    trainer.control = getattr(trainer.callback_handler, event)(trainer.args, trainer.state, trainer.control, *given)
+    trainer.control = getattr(trainer.callback_handler, event)(trainer.args, trainer.state, trainer.control, *carried)
 
 
 @runtime_checkable

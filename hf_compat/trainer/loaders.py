@@ -40,24 +40,24 @@ FIXED_SEED = (
 )
 
 
-def named_dataset(eval_dataset: Any, own: Any) -> tuple[str, Any]:
+def named_dataset(eval_dataset: Any, default: Any) -> tuple[str, Any]:
     """Return the evaluation dataset that a call asks for, and a key by which its loader is kept.
 
     Args:
         eval_dataset: What the call was given: a dataset, the name of one of several, or None for the Trainer's.
-        own: The Trainer's, or a dict of several.
+        default: The Trainer's, or a dict of several.
 
     Raises:
         DataError: If there is none.
     """
-    if eval_dataset is None and own is None:
+    if eval_dataset is None and default is None:
         raise DataError(
             "`eval_dataset=None`: evaluation requires an eval_dataset. Pass it to the Trainer or to `evaluate`."
         )
     if isinstance(eval_dataset, str):
-        return eval_dataset, own[eval_dataset]
-    if eval_dataset is None or eval_dataset is own:
-        return "eval", own
+        return eval_dataset, default[eval_dataset]
+    if eval_dataset is None or eval_dataset is default:
+        return "eval", default
     return f"eval {id(eval_dataset)}", eval_dataset
 
 

@@ -462,25 +462,25 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Total train batch size (w. parallel, distributed & accumulation) = {total:,}"
     yield f"Gradient Accumulation steps = {plan.accumulate}"
     yield f"Total optimization steps = {plan.max_steps:,}"
-    trainable = count_parameters(trainer.model, trainable_only=True, whole=True)
+    trainable = count_parameters(trainer.model, trainable_only=True, over_all_ranks=True)
     yield f"Number of trainable parameters = {trainable:,}"
 
 
 # Warnings of a run: epochs untold to a data set, changed accumulation, unfrozen parameters, a plateau below zero.
 
 
-def warn_of_untold_epochs(loader: object, rest: object, semantics: Semantics, warn_once: WarnOnce) -> None:
+def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
     """Warn if the data set behind ``loader`` has a ``set_epoch`` that is not called in each epoch.
 
     Args:
         loader: The train loader.
-        rest: The loader of the rest of a resumed epoch; ``loader`` in others.
+        rest_of_epoch: The loader of the rest of a resumed epoch; ``loader`` in others.
         semantics: The release whose calls are reproduced.
         warn_once: Warns.
     """
     if _leaves_out(loader):
         where = "on several processes"
-    elif _leaves_out(rest) and semantics.skips_before_telling_epoch:
+    elif _leaves_out(rest_of_epoch) and semantics.skips_before_telling_epoch:
         where = "in an epoch that is resumed in the middle"
     else:
         return
