@@ -479,8 +479,7 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any], model: nn.Mo
     _check_processes(wanted, wanted_nodes, launch)
     args.join_processes(device)
     partition_from_now_on(args)  # if `strategy` has set `deepspeed`, not yet done by the arguments' constructor
-    layout = _placement_of_ranks(args, device, choice, sizes, environment)
-    return replace(layout, sequences=sequences)
+    return replace(_placement_of_ranks(args, device, choice, sizes, environment), sequences=sequences)
 
 
 def _placement_of_ranks(

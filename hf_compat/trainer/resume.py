@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,12 @@ from hf_compat.memory import WeakAttribute
 from hf_compat.metrics import has_length
 from hf_compat.overriding import WarnOnce, check_returned
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan, plan_for_rest
-from hf_compat.state import TrainerControl, TrainerState, is_exportable
+from hf_compat.state import TrainerState, is_exportable
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.arguments.training_arguments import TrainingArguments
-    from hf_compat.callbacks import CallbackHandler
     from hf_compat.data.loader import PreparedDataLoader
     from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.trainer.searching import Trial
@@ -350,28 +349,22 @@ def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> Non
 # The states of callbacks in a resumed checkpoint, restored into new callbacks.
 
 
-def load_callback_state(handler: CallbackHandler, control: TrainerControl, states: Mapping[str, Any]) -> TrainerControl:
-    """Replace the exportable callbacks of ``handler`` by new ones with their states; return such a control.
-
-    Args:
-        handler: The callbacks.
-        control: The control; returned as it is if ``states`` have none of it.
-        states: Name of a class to the state, or the states, of its objects: ``TrainerState.stateful_callbacks``.
-    """
-    restored, missing = [], []
-    present = [*handler.callbacks, control]
-    for name, saved in states.items():
+def load_callback_state(trainer: Trainer) -> None:
+    """Replace the exportable callbacks, and the control, by new ones with their states in ``trainer.state``."""
+    handler, restored, missing = trainer.callback_handler, [], []
+    present = [*handler.callbacks, trainer.control]
+    for name, saved in trainer.state.stateful_callbacks.items():
         same = [each for each in present if type(each).__name__ == name]
         if not same:
             missing.append(name)
         for callback, state in zip(same, _latest_states(name, saved, len(same)), strict=False):
             new = _restore_callback(callback, state)
-            if callback is control:
-                control = new
+            if callback is trainer.control:
+                trainer.control = new
             else:
                 handler.callbacks[:] = [each for each in handler.callbacks if each is not callback]
                 restored.append(new)
-    found = [name for name in states if name not in missing]
+    found = [name for name in trainer.state.stateful_callbacks if name not in missing]
     if found:
         upstream_logger.info("Continuing training from checkpoint, restoring callbacks: %s.", ", ".join(found))
     if missing:
@@ -382,7 +375,6 @@ def load_callback_state(handler: CallbackHandler, control: TrainerControl, state
         upstream_logger.warning(text)
     for callback in restored:
         handler.add_callback(callback)
-    return control
 
 
 def _latest_states(name: str, saved: Any, count: int) -> list[Any]:

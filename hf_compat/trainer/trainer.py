@@ -1283,7 +1283,7 @@ class Trainer(metaclass=CountsCounterparts):
     def _load_callback_state(self) -> None:
         """Replace the exportable callbacks by new ones with their saved states, if the arguments say so."""
         if self.args.restore_callback_states_from_checkpoint:
-            self.control = load_callback_state(self.callback_handler, self.control, self.state.stateful_callbacks)
+            load_callback_state(self)
 
     # ---- the Hub ----
 
