@@ -338,17 +338,6 @@ class CallbackHandler(TrainerCallback):
         return self.call_event("on_push_begin", args, state, control, **kwargs)
 
 
-def fire(trainer: Trainer, event: str, *given: Any) -> None:
-    """Call ``event`` of every callback of ``trainer``, and keep the control that they leave behind.
-
-    Args:
-        trainer: The Trainer.
-        event: The name of a ``TrainerCallback`` method, such as ``"on_step_end"``.
-        *given: What the event carries besides arguments, state and control: metrics or logs.
-    """
-    trainer.control = getattr(trainer.callback_handler, event)(trainer.args, trainer.state, trainer.control, *given)
-
-
 @runtime_checkable
 class _HasBars(Protocol):
     """A callback that draws on the terminal."""

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.arguments.releases import effective_args
-from hf_compat.callbacks.handler import close_progress_bars, fire
+from hf_compat.callbacks.handler import close_progress_bars
 from hf_compat.data.windows import ResumePosition, Window, WindowLoader
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.internals.loops import continues_epoch, may_stop
@@ -87,7 +87,7 @@ class UpdateLoop(TrainingLoop):
         if hooks.counts_tokens_ahead:
             trainer._track_num_input_tokens(window.batches[0])
         trainer.current_gradient_accumulation_steps = len(window.batches)
-        fire(trainer, "on_step_begin")
+        trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
         if hooks.timing is not None:
             hooks.timing.begin_window()
         if hooks.preemption is not None:
@@ -102,7 +102,7 @@ class UpdateLoop(TrainingLoop):
         if hooks.preemption is not None:
             hooks.preemption.end_step()
         if self.optimizer_steps > done:
-            fire(trainer, "on_step_end")
+            trainer.control = trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
             if hooks.timing is not None:
                 hooks.timing.request_after_update(window)
             hooks.call_log_evaluate_save(trainer, self.trainer)
@@ -136,14 +136,16 @@ class UpdateLoop(TrainingLoop):
             hooks.progress.count_batch(trainer, loss, batch)
             if ends_update:
                 self.step_optimizer()  # once gradients are unscaled: `on_before_optimizer_step` of the hooks, clipping
-                fire(trainer, "on_optimizer_step")
+                trainer.control = trainer.callback_handler.on_optimizer_step(
+                    trainer.args, trainer.state, trainer.control
+                )
                 hooks.schedule.step(trainer)
                 zero_gradients(trainer.model_wrapped)
                 hooks.progress.count_update(trainer, window, self.optimizer_steps)
                 if hooks.preemption is not None:
                     hooks.preemption.end_step()
             else:
-                fire(trainer, "on_substep_end")
+                trainer.control = trainer.callback_handler.on_substep_end(trainer.args, trainer.state, trainer.control)
             if self.should_stop():
                 break
         # A copy, since a callback may add up in it, and the loss of the window may be added to the log's only later.
@@ -280,13 +282,14 @@ class RunHooks(LastCallback):
 
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce the run."""
+        trainer = self.trainer
         self.resume.drop_caches()
-        log_start(self.trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)
-        fire(self.trainer, "on_train_begin")
+        log_start(trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)
+        trainer.control = trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if self.timing is not None:
             self.timing.begin()
-        if self.trainer.args.eval_on_start:
-            self.trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
+        if trainer.args.eval_on_start:
+            trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
         if continues_epoch(pl_trainer):
             self.on_train_epoch_start(pl_trainer, pl_module)
 
@@ -297,7 +300,8 @@ class RunHooks(LastCallback):
             self.reloading.reload_if_due(pl_trainer.current_epoch)
         if self._keeps_past:
             self.progress.counters.past = None
-        fire(self.trainer, "on_epoch_begin")
+        trainer = self.trainer
+        trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
 
     # ---- an update step, whose order is that of `UpdateLoop` ----
 
@@ -307,20 +311,21 @@ class RunHooks(LastCallback):
         """Clip the gradients, which a gradient scaler has unscaled."""
         trainer = self.trainer
         self.clipping.clip(trainer)
-        fire(trainer, "on_pre_optimizer_step")
+        trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
 
     # ---- the end ----
 
     @wraps_stop_iteration
     def on_train_epoch_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: log, evaluate and save."""
-        fire(self.trainer, "on_epoch_end")
+        trainer = self.trainer
+        trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         if self.timing is not None:
             self.timing.request_after_epoch(pl_trainer.current_epoch)
-        self.call_log_evaluate_save(self.trainer, pl_trainer)
+        self.call_log_evaluate_save(trainer, pl_trainer)
         if self.preemption is not None:
             self.preemption.exit_if_signalled(pl_trainer)
-        self.agree_on_stopping(self.trainer, pl_trainer)
+        self.agree_on_stopping(trainer, pl_trainer)
 
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training: the final log, the best model, ``on_train_end`` of callbacks."""

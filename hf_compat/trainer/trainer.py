@@ -39,7 +39,6 @@ from hf_compat.arguments.derived import (
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
-from hf_compat.callbacks.handler import fire
 from hf_compat.checkpoint import names, publish, rotation, states
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data import collators
@@ -328,7 +327,7 @@ class Trainer(metaclass=CountsCounterparts):
         derived.make_output_folder(self.args)
         self.control = TrainerControl()
         self.state = construction.initial_state(self)
-        fire(self, "on_init_end")
+        self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
         if self.semantics.writes_use_cache and getattr(self.model, "config", None) is not None:
             self.model.config.use_cache = self.args.use_cache
         self._memory_tracker.stop_and_update_metrics(stage="init")
@@ -499,7 +498,7 @@ class Trainer(metaclass=CountsCounterparts):
             logs["epoch"] = self.state.epoch
         logs.update(progress.token_logs(self, self.run_counters, start_time) if progress.counts_tokens(self) else {})
         self.state.log_history.append({**logs, "step": self.state.global_step})
-        fire(self, "on_log", logs)
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
     def metrics_format(self, metrics: dict[str, float]) -> dict[str, Any]:
         """Return ``metrics`` as they are printed."""
@@ -1047,7 +1046,7 @@ class Trainer(metaclass=CountsCounterparts):
             add_speed(self, output, metric_key_prefix, start_time)
             if self.lightning_backend.sanity_batches is None:
                 self.log(output.metrics)
-                fire(self, "on_evaluate", output.metrics)
+                self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
             self.run_counters.memory.stop_and_update_metrics(output.metrics, "eval")
         return output.metrics
 
@@ -1077,7 +1076,7 @@ class Trainer(metaclass=CountsCounterparts):
             )
             check_is_output(self, output)
             add_speed(self, output, metric_key_prefix, start_time)
-            fire(self, "on_predict", output.metrics)
+            self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
             self.run_counters.memory.stop_and_update_metrics(output.metrics, "test")
         return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=output.metrics)
 
