@@ -211,7 +211,7 @@ def forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored: 
     context, inputs = prepare_context(trainer, model, inputs)
     with computing_loss(trainer), context():
         returned = call_override(
-            trainer.compute_loss, ("model", model), ("inputs", inputs), return_outputs=True, num_items_in_batch=count
+            trainer.compute_loss, "model inputs", model, inputs, return_outputs=True, num_items_in_batch=count
         )
     loss, outputs = loss_and_outputs(returned, f"`{type(trainer).__name__}.compute_loss`")
     return loss.detach().mean(), outputs

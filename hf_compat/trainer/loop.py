@@ -123,12 +123,8 @@ class UpdateLoop(TrainingLoop):
             accelerator = trainer.accelerator  # a subclass may have put its own in place
             accelerator.sync_gradients = ends_update
             with _SYNCS if is_last else accelerator.no_sync(trainer.model_wrapped):
-                loss = call_override(
-                    trainer.training_step,
-                    ("model", trainer.model_wrapped),
-                    ("inputs", batch),
-                    ("num_items_in_batch", window.num_items),
-                )
+                names = "model inputs num_items_in_batch"
+                loss = call_override(trainer.training_step, names, trainer.model_wrapped, batch, window.num_items)
             if not isinstance(loss, Tensor):
                 check_loss(loss, f"`{type(trainer).__name__}.training_step`")
             losses.append(loss)
@@ -365,18 +361,14 @@ class RunHooks(LastCallback):
     def call_log_evaluate_save(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, unless it is ours and nothing is due."""
         self.saving.begin_step()
-        method, control = trainer._maybe_log_save_evaluate, trainer.control
+        method, control, counters = trainer._maybe_log_save_evaluate, trainer.control, self.progress.counters
         if is_ours(method) and not (control.should_log or control.should_evaluate or control.should_save):
             return  # before the losses are added up for it
         call_override(
             method,
-            ("tr_loss", self.progress.counters.tr_loss),
-            ("grad_norm", self.clipping.norm),
-            ("model", trainer.model_wrapped),
-            ("trial", self.progress.counters.trial),
-            ("epoch", pl_trainer.current_epoch),
-            ("ignore_keys_for_eval", self.evaluation.ignore_keys),
-            ("start_time", self.progress.start_time),
+            "tr_loss grad_norm model trial epoch ignore_keys_for_eval start_time",
+            *(counters.tr_loss, self.clipping.norm, trainer.model_wrapped, counters.trial, pl_trainer.current_epoch),
+            *(self.evaluation.ignore_keys, self.progress.start_time),
             learning_rate=self.schedule.learning_rate,
         )
 

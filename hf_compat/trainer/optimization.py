@@ -226,9 +226,7 @@ def create_optimizer(trainer: Trainer, model: nn.Module | None) -> None:
     if trainer.optimizer_cls_and_kwargs is not None:
         chosen, kwargs = trainer.optimizer_cls_and_kwargs
     else:
-        chosen, kwargs = _checked(
-            call_override(trainer.get_optimizer_cls_and_kwargs, ("args", args), ("model", target))
-        )
+        chosen, kwargs = _checked(call_override(trainer.get_optimizer_cls_and_kwargs, "args model", args, target))
     trainer.optimizer = _instantiate(trainer, chosen, kwargs, groups, target)
     if "bitsandbytes" in str(chosen) and kwargs.get("optim_bits") == 8:
         keep_embeddings_in_32_bits(target)

@@ -66,7 +66,7 @@ class TrainingLogs:
         trainer = self._trainer
         if trainer.control.should_log and trainer.state.global_step > self._counters.last_logged_step:
             logs = self._logs(tr_loss, grad_norm, learning_rate)
-            call_override(trainer.log, ("logs", logs), ("start_time", start_time))
+            call_override(trainer.log, "logs start_time", logs, start_time)
             self._run.backend.publish_metrics(logs)
 
     def _logs(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None) -> dict[str, float]:

@@ -175,7 +175,7 @@ class CheckpointSaving:
         self._best_before = self._trainer.state.best_model_checkpoint
         try:
             with self._writer.writing():
-                call_override(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
+                call_override(self._trainer._save_checkpoint, "model trial", model, trial, metrics=metrics)
         except CheckpointWriteError as error:
             self._handle_write_error(error)
             self._trainer.control.should_save = False  # as after a save: it is not tried again at the epoch's end

@@ -569,8 +569,8 @@ class Trainer(metaclass=CountsCounterparts):
             if is_training:
                 warn_of_own_order(args.train_sampling_strategy)
         else:
-            named = ("train_dataset" if is_training else "eval_dataset", dataset)
-            sampler = call_override(sampler_fn, named) if sampler_fn is not None else None
+            name = "train_dataset" if is_training else "eval_dataset"
+            sampler = call_override(sampler_fn, name, dataset) if sampler_fn is not None else None
             check_is_sampler(self, sampler, sampler_fn)
             settings |= batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
             if is_training:
@@ -833,7 +833,7 @@ class Trainer(metaclass=CountsCounterparts):
             with computing_loss(self):
                 try:
                     loss: Tensor = call_override(
-                        self.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
+                        self.compute_loss, "model inputs", model, inputs, num_items_in_batch=num_items_in_batch
                     )
                 except Exception as error:
                     note_inputs(error, self, inputs)
@@ -983,7 +983,7 @@ class Trainer(metaclass=CountsCounterparts):
         """Evaluate, report to a hyperparameter search, and step a metric-based schedule."""
         metrics = current_run(self).hooks.evaluation.measure(ignore_keys_for_eval)
         step = self.state.global_step
-        call_override(self._report_to_hp_search, ("trial", trial), ("step", step), ("metrics", metrics))
+        call_override(self._report_to_hp_search, "trial step metrics", trial, step, metrics)
         scheduler: Any = self.lr_scheduler
         if steps_on_metric(scheduler) and not skip_scheduler:
             metric = metric_for_best(self.args, metrics)
@@ -1035,8 +1035,7 @@ class Trainer(metaclass=CountsCounterparts):
             check_is_loader(loader, "`get_eval_dataloader`")
             start_time = time.time()
             output: EvalLoopOutput = call_override(
-                loop_of(self),
-                ("dataloader", loader),
+                *(loop_of(self), "dataloader", loader),
                 description="Evaluation",
                 prediction_loss_only=True if self.compute_metrics is None else None,
                 ignore_keys=ignore_keys,
@@ -1068,8 +1067,7 @@ class Trainer(metaclass=CountsCounterparts):
             check_is_loader(loader, "`get_test_dataloader`")
             start_time = time.time()
             output: EvalLoopOutput = call_override(
-                loop_of(self),
-                ("dataloader", loader),
+                *(loop_of(self), "dataloader", loader),
                 description="Prediction",
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
