@@ -20,6 +20,7 @@ from hf_compat.engine.internals.loops import continues_epoch, may_stop
 from hf_compat.engine.internals.stepping import TrainingLoop
 from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
 from hf_compat.engine.module import HFModule
+from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.memory import WeakAttribute
 from hf_compat.model_facts import zero_gradients
 from hf_compat.optim.losses import check_loss
@@ -75,12 +76,12 @@ class UpdateLoop(TrainingLoop):
     """What every batch reads, kept from the begin of the first epoch to the end of the fit."""
 
     def __init__(self, pl_trainer: pl.Trainer, run: TrainingRun) -> None:
-        super().__init__(pl_trainer, HFModule)
+        super().__init__(pl_trainer, HFModule, ModelStrategy)
         self._run = run
 
     def advance(self, window: Window) -> None:  # type: ignore[override]  # Lightning's is given what fetches it
         """Make one update step; none if the data set has ended within the window."""
-        (_, hooks, trainer), lightning, done = self._fit, self.hooks, self.optimizer_steps
+        (_, hooks, trainer), lightning, done = self._fit, self.hooks, self.steps.completed
         window, index = self.begin_batch(window)
 
         lightning.begin("on_train_batch_start", window, index)  # the user's Lightning callbacks
@@ -101,7 +102,7 @@ class UpdateLoop(TrainingLoop):
         lightning.begin("on_train_batch_end", outputs, window, index)
         if hooks.preemption is not None:
             hooks.preemption.end_step()
-        if self.optimizer_steps > done:
+        if self.steps.completed > done:
             trainer.control = trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
             if hooks.timing is not None:
                 hooks.timing.request_after_update(window)
@@ -120,15 +121,15 @@ class UpdateLoop(TrainingLoop):
             ends_update = is_last and window.is_complete
             if number > 1 and hooks.counts_tokens_ahead:
                 trainer._track_num_input_tokens(batch)
-            accelerator = trainer.accelerator  # a subclass may have put its own in place
-            accelerator.sync_gradients = ends_update
-            with _SYNCS if is_last else accelerator.no_sync(trainer.model_wrapped):
+            trainer.accelerator.gradient_state.sync_gradients = ends_update
+            with _SYNCS if is_last else trainer.accelerator.no_sync(trainer.model_wrapped):
                 names = "model inputs num_items_in_batch"
                 loss = call_override(trainer.training_step, names, trainer.model_wrapped, batch, window.num_items)
             if not isinstance(loss, Tensor):
                 check_loss(loss, f"`{type(trainer).__name__}.training_step`")
             losses.append(loss)
-            hooks.optimizer.give_if_replaced(trainer, self.strategy)
+            if trainer.optimizer is not hooks.optimizer.stepped:
+                hooks.optimizer.give_to(trainer, self.strategy)
             hooks.progress.count_batch(trainer, loss, batch)
             if ends_update:
                 self.step_optimizer()  # once gradients are unscaled: `on_before_optimizer_step` of the hooks, clipping
@@ -137,12 +138,12 @@ class UpdateLoop(TrainingLoop):
                 )
                 hooks.schedule.step(trainer)
                 zero_gradients(trainer.model_wrapped)
-                hooks.progress.count_update(trainer, window, self.optimizer_steps)
+                hooks.progress.count_update(trainer, window, self.steps.completed)
                 if hooks.preemption is not None:
                     hooks.preemption.end_step()
             else:
                 trainer.control = trainer.callback_handler.on_substep_end(trainer.args, trainer.state, trainer.control)
-            if self.should_stop():
+            if not is_last and self.should_stop():
                 break
         # A copy, since a callback may add up in it, and the loss of the window may be added to the log's only later.
         return {"loss": losses[0].clone() if len(losses) == 1 else torch.stack(losses).sum()}
