@@ -33,8 +33,6 @@ from hf_compat.trainer.preemption import Preemption
 from hf_compat.trainer.progress import (
     FrozenParameters,
     Progress,
-    TrainingLogs,
-    counts_tokens,
     log_start,
     warn_of_changed_accumulation,
 )
@@ -233,14 +231,14 @@ class RunHooks(LastCallback):
         self.clipping = GradientClipping(loop.clip_value)
         self.schedule = LRSchedule()
         self.progress = Progress(trainer, counters)
-        self.logs = TrainingLogs(run)
         self.evaluation = TrainingEvaluation(run)
         self.frozen = FrozenParameters(run.warn_once)
         self.saving = CheckpointSaving(run)
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
         self.reloading = Reloading(run, loop.reload_every) if loop.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
-        self.counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
+        counts = trainer.args.include_num_input_tokens_seen != "no"
+        self.counts_tokens_ahead = counts and not trainer.semantics.counts_tokens_after_batch
         self._keeps_past = effective_args(trainer.args).past_index >= 0
 
     def start_at(self, start: ResumePosition | None, offset: ResumeOffset) -> None:

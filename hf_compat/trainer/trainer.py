@@ -496,7 +496,11 @@ class Trainer(metaclass=CountsCounterparts):
         """Add epoch and tokens since ``start_time`` to ``logs``, append them to ``log_history``, fire ``on_log``."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
-        logs.update(progress.token_logs(self, self.run_counters, start_time) if progress.counts_tokens(self) else {})
+        if self.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = seen = self.state.num_input_tokens_seen
+            if start_time is not None:
+                before = self.run_counters.initial_tokens if self.semantics.speed_counts_session_tokens else 0
+                logs.update(metric_files.speed_metrics("train", start_time, num_tokens=seen - before))
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
@@ -940,8 +944,13 @@ class Trainer(metaclass=CountsCounterparts):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the floating-point operations of a step with the batch ``inputs``; 0 without an estimate."""
+        if not self.semantics.counts_flops_per_token:
+            return int(self.model.floating_point_ops(inputs)) if hasattr(self.model, "floating_point_ops") else 0
+        facts = self.run_counters.facts_of(self.model)
+        if facts.main_input is None or facts.main_input not in inputs:
+            return 0
         recounts = self.lightning_backend.traits.recounts_parameters
-        return progress.floating_point_ops(self, self.run_counters, inputs, recounts=recounts)
+        return 6 * int(inputs[facts.main_input].numel()) * facts.parameters_outside_embeddings(recounts=recounts)
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Add the tokens of one batch to ``state.num_input_tokens_seen``, if the arguments say so."""
@@ -950,7 +959,12 @@ class Trainer(metaclass=CountsCounterparts):
 
     def store_flos(self) -> None:
         """Add the floating-point operations since the last call to ``state.total_flos``."""
-        progress.store_flos(self, self.run_counters)
+        flos = self.run_counters.flos
+        if self.lightning_backend.process_layout.launch.world_size > 1:  # summed in float32, as in transformers
+            summed = self.accelerator.gather(Tensor([flos]).to(self.args.device)).sum().item()
+            flos = summed / self.get_cp_size()  # each rank has counted whole sequences
+        self.state.total_flos += flos
+        self.run_counters.flos = 0
 
     def _maybe_log_save_evaluate(
         self,
@@ -964,18 +978,21 @@ class Trainer(metaclass=CountsCounterparts):
         learning_rate: float | None = None,
     ) -> None:
         """Log, evaluate and save, each if the control says so; ``tr_loss``, summed since the last log, is zeroed."""
-        hooks, metrics = current_run(self).hooks, None
+        run, metrics = current_run(self), None
         if self.control.should_log:
-            hooks.frozen.warn_of_unfrozen(self)
-        started = hooks.progress.start_time if start_time is None else start_time
-        hooks.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
+            run.hooks.frozen.warn_of_unfrozen(self)
+            if self.state.global_step > self.run_counters.last_logged_step:
+                logs = progress.take_logs(self, self.run_counters, tr_loss, grad_norm, learning_rate)
+                started = run.hooks.progress.start_time if start_time is None else start_time
+                call_override(self.log, "logs start_time", logs, started)
+                self.lightning_backend.publish_metrics(logs)
         if self.control.should_evaluate:
             metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
-            hooks.saving.save(model, trial, metrics)
+            run.hooks.saving.save(model, trial, metrics)
 
     def _evaluate(
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
