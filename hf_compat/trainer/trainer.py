@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
@@ -43,7 +44,7 @@ from hf_compat.checkpoint import names, publish, rotation, states
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data import collators
 from hf_compat.data.collators import default_collator_for
-from hf_compat.data.loader import check_is_loader, ignoring_signals
+from hf_compat.data.loader import check_is_loader, ignoring_signals, move_to_device
 from hf_compat.data.samplers import TRANSFORMERS_SEED, balanced_sampler, eval_sampler, train_sampler
 from hf_compat.engine.backend import LightningBackend
 from hf_compat.engine.keywords import lightning_callbacks
@@ -60,6 +61,7 @@ from hf_compat.model_facts import (
     number_of_arguments,
     parameters_of,
 )
+from hf_compat.nested import MAPPINGS, SEQUENCES, rebuild
 from hf_compat.optim import model_patches, prepared
 from hf_compat.optim.losses import check_loss, divide_scalar
 from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD, optimizer_class_and_kwargs
@@ -69,6 +71,7 @@ from hf_compat.overriding import (
     call_override,
     check_returned,
     explain_missing,
+    is_ours,
     refuse_overrides_never_called,
 )
 from hf_compat.plan import RunPlan, build_plan
@@ -111,6 +114,7 @@ from hf_compat.trainer.loss import (
     loss_of_shared_sequences,
     parts_of_count,
     prepare_context,
+    refuse_empty_batch,
     scored_labels,
     shared_count,
     smoothed_loss,
@@ -867,16 +871,47 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: dict[str, Any]) -> loss.Shared:
         """Return a context for one batch, and the batch; inside, with context parallelism, a rank has its part."""
-        return (contextlib.nullcontext, inputs) if self.get_cp_size() == 1 else loss.share(self, inputs)
+        shares = self.lightning_backend.process_layout.sizes.cp > 1
+        return loss.share(self, inputs) if shares else (contextlib.nullcontext, inputs)
 
     def _prepare_input(self, data: object) -> Any:
-        """Return ``data`` with its tensors on the training device; a mapping is copied."""
+        """Return ``data`` with its tensors on the training device, in the dtype of inputs; a mapping is copied.
+
+        Other objects that have a method ``to`` are where the loader has moved them.
+        """
         device, dtype = self.args.device, self.lightning_backend.input_dtype(self.args)
-        return loss.prepare_input(data, device, dtype, self._prepare_input)
+        if isinstance(data, Tensor):
+            is_cast = dtype is not None and (data.is_floating_point() or data.is_complex())
+            return data.to(device=device, dtype=dtype) if is_cast else data.to(device=device)
+        if isinstance(data, MAPPINGS):
+            stays = dtype is None and is_ours(self._prepare_input)  # a plain tensor that is on the device
+            return type(data)(  # type: ignore[call-arg]
+                {
+                    name: value
+                    if stays and type(value) is Tensor and value.device == device
+                    else self._prepare_input(value)
+                    for name, value in data.items()
+                }
+            )
+        if isinstance(data, PackedSequence):  # some of whose tensors stay on the CPU
+            return move_to_device(data, device)
+        return rebuild(data, map(self._prepare_input, data)) if isinstance(data, SEQUENCES) else data
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return one batch on the training device, with the past state of the previous one as ``mems``."""
-        return loss.prepare_inputs(self, self._prepare_input(inputs))
+        """Return one batch on the training device, with the past state of the previous one as ``mems``.
+
+        Raises:
+            DataError: If it is empty.
+        """
+        inputs = self._prepare_input(inputs)
+        if type(inputs) is not dict:
+            check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
+        if len(inputs) == 0:
+            refuse_empty_batch(self)
+        past = getattr(self.run_counters, "past", None)
+        if past is not None:
+            inputs["mems"] = past
+        return self.lightning_backend.precision.convert_input(inputs)  # type: ignore[no-any-return]
 
     def compute_loss(
         self,
