@@ -141,7 +141,7 @@ class ModelFacts:
     model: Any
     main_input: str | None
     """The name of the input that holds its tokens; None if it does not count its parameters."""
-    _parameters: int | None = None
+    _outside_embeddings: int | None = None
 
     def parameters_outside_embeddings(self, *, recounts: bool) -> int:
         """Return the number of parameters without embeddings; computed once.
@@ -149,9 +149,9 @@ class ModelFacts:
         Args:
             recounts: Compute it each time: with ZeRO-3 the number on a rank changes from step to step.
         """
-        if self._parameters is None or recounts:
-            self._parameters = int(self.model.num_parameters(exclude_embeddings=True))
-        return self._parameters
+        if self._outside_embeddings is None or recounts:
+            self._outside_embeddings = int(self.model.num_parameters(exclude_embeddings=True))
+        return self._outside_embeddings
 
 
 @dataclass(slots=True)
