@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 from hf_compat import EarlyStoppingCallback, Trainer, TrainingArguments, default_data_collator, to_lightning
 from hf_compat.errors import NotSupportedError, TrainerSetupError
 from hf_compat.lightning import HFDataModule, HFModule, callbacks
-from tests.run.test_parity import NAMES, check
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.parity import SCENARIOS, run
+from tests.trainer.test_parity import NAMES, check
 
 QUICK = (
     "language_model_with_dropout",

@@ -16,8 +16,8 @@ from transformers.utils import logging as library_logging
 
 import hf_compat
 from hf_compat.errors import CheckpointError
-from tests.run.test_plain_module import HIDE
 from tests.support.helpers import ListDataset, PadCollator, PlainModel, Stream, gpt2, token_rows, tokenizer, vector_rows
+from tests.trainer.test_plain_module import HIDE
 
 LIBRARIES = {"ours": hf_compat, "transformers": transformers}
 IS_OLD = Version(transformers.__version__).major < 5
