@@ -28,15 +28,6 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from hf_compat import metrics as metric_files
 from hf_compat.arguments import derived, process_facts
-from hf_compat.arguments.derived import (
-    checkpoints_kept,
-    folder_or_default,
-    is_better,
-    loader_keywords,
-    notes_best_step,
-    order_seed,
-    worst_value,
-)
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
@@ -88,6 +79,7 @@ from hf_compat.trainer import (
     optimization,
     progress,
     saving,
+    searching,
     transformers_4,
 )
 from hf_compat.trainer.callbacks import load_callback_state
@@ -96,14 +88,6 @@ from hf_compat.trainer.diagnosis import explain_backward, note_inputs, noting
 from hf_compat.trainer.evaluation import add_speed, check_is_output, forward, ignored_outputs, loop_of
 from hf_compat.trainer.evaluation_session import EvaluationSession
 from hf_compat.trainer.launching import train_in_processes
-from hf_compat.trainer.loaders import (
-    FIXED_SEED,
-    batching,
-    check_has_samples,
-    check_is_sampler,
-    length_keywords,
-    warn_of_own_order,
-)
 from hf_compat.trainer.loss import (
     check_is_context,
     check_is_named,
@@ -135,14 +119,6 @@ from hf_compat.trainer.run import (
     prepare_strategy,
 )
 from hf_compat.trainer.saving import checked_output_dir, finalize_training, metric_for_best
-from hf_compat.trainer.searching import (
-    BACKENDS,
-    apply_values,
-    choose_backend,
-    default_compute_objective,
-    release_model,
-    run_id,
-)
 from hf_compat.trainer.transformers_4 import LegacySession
 from hf_compat.upstream_names import CountsCounterparts
 
@@ -563,7 +539,7 @@ class Trainer(metaclass=CountsCounterparts):
         dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
         """Return a prepared loader of ``dataset`` without unused columns."""
-        check_has_samples(dataset, description)
+        loaders.check_has_samples(dataset, description)
         collator = self.data_collator
         if collators.is_arrow_dataset(dataset):
             dataset = self._remove_unused_columns(dataset, description=description)
@@ -571,16 +547,16 @@ class Trainer(metaclass=CountsCounterparts):
             collator = self._get_collator_with_removed_columns(collator, description=description)
             check_returned(callable(collator), collator, "_get_collator_with_removed_columns", "a collator")
         args = effective_args(self.args)
-        settings = {"collate_fn": collator, **loader_keywords(args)}
+        settings = {"collate_fn": collator, **derived.loader_keywords(args)}
         if isinstance(dataset, IterableDataset):
             settings["batch_size"] = batch_size
             if is_training:
-                warn_of_own_order(args.train_sampling_strategy)
+                loaders.warn_of_own_order(args.train_sampling_strategy)
         else:
             name = "train_dataset" if is_training else "eval_dataset"
             sampler = call_override(sampler_fn, name, dataset) if sampler_fn is not None else None
-            check_is_sampler(self, sampler, sampler_fn)
-            settings |= batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
+            loaders.check_is_sampler(self, sampler, sampler_fn)
+            settings |= loaders.batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
             if is_training:
                 settings["worker_init_fn"] = partial(
                     seed_worker, num_workers=settings["num_workers"], rank=self.accelerator.data_parallel_rank
@@ -594,20 +570,20 @@ class Trainer(metaclass=CountsCounterparts):
         strategy, steps = args.train_sampling_strategy, args.gradient_accumulation_steps
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is not None and not has_length(dataset):
-            warn_of_own_order(strategy)
+            loaders.warn_of_own_order(strategy)
             return None
-        size, measured = args.train_batch_size, length_keywords(self, args)
+        size, measured = args.train_batch_size, loaders.length_keywords(self, args)
         if strategy == "batch_rebalance":
             is_fixed = self.semantics.balances_by_fixed_seed
             if is_fixed:
-                self.warn_once(FIXED_SEED.format(args.per_device_train_batch_size))
+                self.warn_once(loaders.FIXED_SEED.format(args.per_device_train_batch_size))
             return balanced_sampler(
                 dataset,
                 self.run_counters.train_batch_size if args.auto_find_batch_size else size,
                 steps,
                 ranks=(self.accelerator.data_parallel_rank, self.accelerator.data_parallel_size),
                 drop_last=args.dataloader_drop_last,
-                seed=TRANSFORMERS_SEED if is_fixed else order_seed(args),
+                seed=TRANSFORMERS_SEED if is_fixed else derived.order_seed(args),
                 **measured,
             )
         return train_sampler(dataset, strategy, size * steps, **measured)
@@ -619,8 +595,8 @@ class Trainer(metaclass=CountsCounterparts):
             eval_dataset,
             args.train_sampling_strategy,
             args.eval_batch_size,
-            **length_keywords(self, args),
-            seed=order_seed(args) if self.semantics.eval_grouping_has_own_generator else None,
+            **loaders.length_keywords(self, args),
+            seed=derived.order_seed(args) if self.semantics.eval_grouping_has_own_generator else None,
         )
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -1240,10 +1216,14 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
-        writer, best, limit = self.checkpoint_writer, self.state.best_model_checkpoint, checkpoints_kept(self.args)
+        writer, best, limit = (
+            self.checkpoint_writer,
+            self.state.best_model_checkpoint,
+            derived.checkpoints_kept(self.args),
+        )
         if limit is not None:
             rotation.rotate(
-                folder_or_default(self.args, output_dir),
+                derived.folder_or_default(self.args, output_dir),
                 limit=limit,
                 best=None if best is None else writer.begun_in / best,
                 protects_newest=self.semantics.rotation_protects_newest,
@@ -1257,7 +1237,7 @@ class Trainer(metaclass=CountsCounterparts):
         if self.hp_search_backend is None or trial is None:
             return folder
 
-        name = f"run-{run_id(self.hp_search_backend, trial)}" if self.hp_name is None else self.hp_name(trial)
+        name = f"run-{searching.run_id(self.hp_search_backend, trial)}" if self.hp_name is None else self.hp_name(trial)
         return os.path.join(folder, name)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Trial | None) -> bool:
@@ -1267,11 +1247,11 @@ class Trainer(metaclass=CountsCounterparts):
             return False
         value = metric_for_best(args, metrics)
         if state.best_metric is None:
-            state.best_metric = worst_value(args)
-        if not is_better(args, value, state.best_metric):
+            state.best_metric = derived.worst_value(args)
+        if not derived.is_better(args, value, state.best_metric):
             return False
         state.best_metric = value
-        if notes_best_step(args, self.semantics):
+        if derived.notes_best_step(args, self.semantics):
             state.best_global_step = state.global_step
         return True
 
@@ -1433,7 +1413,7 @@ class Trainer(metaclass=CountsCounterparts):
             NotSupportedError: If ``backend`` is not supported.
             SearchError: If there is no ``model_init``, or the library is not installed or does not support an argument.
         """
-        chosen = choose_backend(backend)
+        chosen = searching.choose_backend(backend)
         if self.model_init is None:
             raise SearchError(
                 "`model_init=None`: for a search you need to pass your model through a model_init function, which "
@@ -1451,12 +1431,12 @@ class Trainer(metaclass=CountsCounterparts):
                 f"`hyperparameter_search` is not supported with `lightning`'s `strategy`, which starts "
                 f"{start.processes} processes. Do not pass `strategy`."
             )
-        self.hp_space = BACKENDS[chosen].default_space if hp_space is None else hp_space
-        self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
+        self.hp_space = searching.BACKENDS[chosen].default_space if hp_space is None else hp_space
+        self.compute_objective = searching.default_compute_objective if compute_objective is None else compute_objective
         self.hp_name = hp_name
         self.hp_search_backend = chosen
         try:
-            return BACKENDS[chosen].run(self, n_trials, direction, release_model, **kwargs)
+            return searching.BACKENDS[chosen].run(self, n_trials, direction, searching.release_model, **kwargs)
         finally:
             self.hp_search_backend = None
 
@@ -1466,8 +1446,8 @@ class Trainer(metaclass=CountsCounterparts):
         if self.hp_search_backend is None or trial is None:
             return
 
-        values = BACKENDS[self.hp_search_backend].values(trial, self.hp_space)
-        apply_values(self.args, values, self.semantics)
+        values = searching.BACKENDS[self.hp_search_backend].values(trial, self.hp_space)
+        searching.apply_values(self.args, values, self.semantics)
         logger.info("Trial: %s", values)
         self.run_counters.train_batch_size = self.args.train_batch_size
         self.create_accelerator_and_postprocess()
@@ -1480,7 +1460,7 @@ class Trainer(metaclass=CountsCounterparts):
             return
 
         self.objective = self.compute_objective(dict(metrics))
-        BACKENDS[self.hp_search_backend].report(self, trial, step, metrics)
+        searching.BACKENDS[self.hp_search_backend].report(self, trial, step, metrics)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save a checkpoint to ``checkpoint_dir`` from which Ray can resume the trial."""
