@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -84,7 +84,8 @@ def is_overridden(function: object) -> bool:
 
     A wrapper of someone else's that ``functools.wraps`` has given the names of ours is theirs.
     """
-    function = getattr(function, "__func__", function)
+    if type(function) is MethodType:
+        function = function.__func__
     if type(function) is FunctionType and function in _OURS:
         return False
     is_from_here = str(getattr(function, "__module__", "")).startswith("hf_compat.")
@@ -185,7 +186,7 @@ def _signature(function: Callable[..., Any], *, is_bound: bool) -> _Signature:
     )
 
 
-def call_override(method: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+def call_override(method: Callable[..., Any], names: str = "", *given: Any, **named: Any) -> Any:
     """Call ``method``, perhaps an override for another release, with the parameters it has; return its result.
 
     If it can be called as upstream calls it, it is, whatever its parameters are named. Otherwise arguments without a
@@ -193,19 +194,19 @@ def call_override(method: Callable[..., Any], *positional: Any, **named: Any) ->
 
     Args:
         method: A method of a Trainer, or a function assigned to one.
-        *positional: Upstream's positional arguments, as pairs of parameter name and value.
+        names: Upstream's names of the parameters that get ``given``, with spaces between them.
+        *given: Upstream's positional arguments.
         **named: Upstream's keyword arguments.
     """
-    function = getattr(method, "__func__", method)
-    if (type(function) is FunctionType and function in _OURS) or not is_overridden(function):
-        return method(*[value for _, value in positional], **named)
-    names, values = zip(*positional, strict=True) if positional else ((), ())
-    call = _call_of(function, function is not method, names, tuple(named))
+    if not is_overridden(method):
+        return method(*given, **named)
+    function, positional = getattr(method, "__func__", method), tuple(names.split())
+    call = _call_of(function, function is not method, positional, tuple(named))
     if call.is_upstreams:
-        return method(*values, **named)
-    if call.positions < len(positional):
-        named = {**dict(positional), **named}
-    return method(*values[: call.positions], **{name: named[name] for name in call.names})
+        return method(*given, **named)
+    if call.positions < len(given):
+        named = {**dict(zip(positional, given, strict=True)), **named}
+    return method(*given[: call.positions], **{name: named[name] for name in call.names})
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,8 +311,10 @@ class Accelerator(ProcessState):
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
-        backend, own = self._backend, any(optimizer.step_was_skipped for optimizer in self._prepared_optimizers)
-        return own or getattr(backend.precision, "step_was_skipped", False) or backend.strategy.step_was_skipped
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, PreparedOptimizer) and optimizer.step_was_skipped:
+                return True
+        return getattr(self._backend.precision, "step_was_skipped", False) or self._backend.strategy.step_was_skipped
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -326,12 +328,7 @@ class Accelerator(ProcessState):
     @property
     def has_lomo_optimizer(self) -> bool:
         """Whether the run's optimizer updates parameters in the backward pass."""
-        return _fused_backward(self._module) is not None
-
-    @property
-    def _module(self) -> HFModule | None:
-        """The module of the current fit, None outside one."""
-        return self._backend.module if self._backend.trains else None
+        return self._backend.trains and _fused_backward(self._backend.module) is not None
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run the backward pass of ``loss``, scaled with fp16.
@@ -342,11 +339,12 @@ class Accelerator(ProcessState):
         if kwargs:
             kwargs.pop("scale_wrt_gas", None)
             learning_rate = kwargs.pop("learning_rate", None)
-        module = self._module
-        fused = None if learning_rate is None or self.scaler is not None else _fused_backward(module)
+        trains, fused = self._backend.trains, None
+        if trains and learning_rate is not None and self.scaler is None:
+            fused = _fused_backward(self._backend.module)
         if fused is not None and learning_rate is not None:
             fused(loss, learning_rate)
-        elif module is None:
+        elif not trains:
             torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss), **kwargs)
         else:
             self._backend.strategy.backward(loss, None, **kwargs)
@@ -381,7 +379,7 @@ class Accelerator(ProcessState):
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which gradients are not synchronised, unless ``sync_each_batch`` is set."""
         strategy = self._backend.strategy
-        return strategy.accumulating(model, ends_update=strategy.ends_update, syncs=False)
+        return (None if strategy.syncs_each_batch else strategy.without_sync(model)) or nullcontext()
 
     @staticmethod
     @contextmanager

@@ -425,7 +425,8 @@ class LightningBackend:
 
     def input_dtype(self, args: TrainingArguments) -> torch.dtype | None:
         """Return the dtype that floating-point inputs are cast to; None for no cast."""
-        return self.traits.input_dtype(args) or self._input_dtype
+        of_strategy = self.traits.input_dtype
+        return (None if of_strategy is None else of_strategy(args)) or self._input_dtype
 
     @property
     def scaler(self) -> GradScaler | None:

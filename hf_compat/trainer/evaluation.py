@@ -116,7 +116,7 @@ def run_loop(
         with noting(trainer, evaluates=True), past:
             backend.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
     except BaseException:
-        close_progress_bars(trainer, evaluation_only=True)
+        close_progress_bars(trainer.callback_handler, evaluation_only=True)
         raise
     finally:
         backend.loaders.watch_evaluation(outer)  # also after an error
@@ -210,7 +210,7 @@ def forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored: 
     context, inputs = prepare_context(trainer, model, inputs)
     with computing_loss(trainer), context():
         returned = call_override(
-            trainer.compute_loss, ("model", model), ("inputs", inputs), return_outputs=True, num_items_in_batch=count
+            trainer.compute_loss, "model inputs", model, inputs, return_outputs=True, num_items_in_batch=count
         )
     loss, outputs = loss_and_outputs(returned, f"`{type(trainer).__name__}.compute_loss`")
     return loss.detach().mean(), outputs

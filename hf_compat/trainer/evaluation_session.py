@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.callbacks.handler import fire
 from hf_compat.data.loader import TrackedLoader
 from hf_compat.errors import DataError, LossError, MetricsError, described
 from hf_compat.metrics import denumpify_detensorize, has_length
@@ -253,7 +252,7 @@ class EvaluationSession:
         if self._keeps or self._per_batch:
             logits, labels, main_inputs = self._gather(inputs, observed or 0, logits, labels)
         if self._fires_events:
-            fire(trainer, "on_prediction_step")
+            trainer.control = trainer.callback_handler.on_prediction_step(trainer.args, trainer.state, trainer.control)
         self._steps += 1
         if self._per_batch:
             self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, main_inputs))

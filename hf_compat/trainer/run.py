@@ -443,8 +443,9 @@ class TrainingRun:
         trainer, args = self.trainer, self.trainer.args
         by_batches = trainer.semantics.plans_by_batches
         samples = None if by_batches else samples_per_update_step(trainer, args)
-        older = () if by_batches else (("total_train_batch_size", samples),)
-        values = call_override(trainer.set_initial_training_values, ("args", args), ("dataloader", loader), *older)
+        names = "args dataloader" if by_batches else "args dataloader total_train_batch_size"
+        older = () if by_batches else (samples,)
+        values = call_override(trainer.set_initial_training_values, names, args, loader, *older)
         plan = from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
         return limited(plan, self.backend.limits, num_train_epochs=epochs_to_train(args))
 

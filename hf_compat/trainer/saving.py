@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.arguments.derived import saves_checkpoints
-from hf_compat.callbacks.handler import fire
 from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import CheckpointFile, Put, is_requested
 from hf_compat.data.loader import has_short_lived
@@ -185,13 +184,14 @@ class CheckpointSaving:
         self._best_before = self._trainer.state.best_model_checkpoint
         try:
             with self._writer.writing():
-                call_override(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
+                call_override(self._trainer._save_checkpoint, "model trial", model, trial, metrics=metrics)
         except CheckpointWriteError as error:
             self._handle_write_error(error)
             self._trainer.control.should_save = False  # as after a save: it is not tried again at the epoch's end
             return
         self._writer.last_step = self._trainer.state.global_step  # an override may have saved by itself
-        fire(self._trainer, "on_save")
+        trainer = self._trainer
+        trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being saved in the background; every rank calls it."""
@@ -616,7 +616,7 @@ def finalize_training(
     if loads_best and trainer.semantics.loads_best_after_final_log:
         trainer._load_best_model()
     saving.rotate_finished(counters.trial)
-    fire(trainer, "on_train_end")
+    trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
     trainer._finish_current_push()
     return TrainOutput(trainer.state.global_step, metrics["train_loss"], metrics)
 

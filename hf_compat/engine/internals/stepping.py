@@ -12,7 +12,6 @@ import math
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any, Self
 
 import lightning.pytorch as pl
@@ -70,20 +69,23 @@ class TrainingLoop(_TrainingEpochLoop):
 
     Args:
         pl_trainer: The Lightning trainer, before it trains. The loop takes over limits and validation loop of its own.
-        module_class: The class whose ``training_step`` and ``transfer_batch_to_device`` are known here: where the
-            module has others, Lightning's own code calls them.
+        module_class: The class whose ``training_step``, which calls :meth:`train`, and ``transfer_batch_to_device`` are
+            known here: where the module has others, Lightning's own code calls them.
+        strategy_class: The class whose ``training_step``, which calls that of the module, is known here.
 
     Attributes:
         batches: The batches of the current epoch, none of them None; each is read when it is trained on.
+        steps: Counts the steps of the optimizer; ``steps.completed`` is Lightning's ``global_step``.
     """
 
-    def __init__(self, pl_trainer: pl.Trainer, module_class: type[pl.LightningModule]) -> None:
+    def __init__(self, pl_trainer: pl.Trainer, module_class: type[pl.LightningModule], strategy_class: type) -> None:
         before = pl_trainer.fit_loop.epoch_loop
         super().__init__(pl_trainer, before.min_steps, before.max_steps)
         self.__dict__["_batches_that_stepped"] = 0
         self.val_loop = before.val_loop
         pl_trainer.fit_loop.epoch_loop = self
-        self._module_class = module_class
+        self._module_class, self._strategy_class = module_class, strategy_class
+        self.steps = self.manual_optimization.optim_step_progress.total
         self.batches: Iterator[Any] = iter(())
         self._length: float = 0
 
@@ -98,7 +100,10 @@ class TrainingLoop(_TrainingEpochLoop):
         self.reset()
         self.on_run_start(data_fetcher)
         while not self.done:
-            with self.profile("[_TrainingEpochLoop].train_dataloader_next"):
+            if self.hooks.profiles:
+                with self.trainer.profiler.profile("[_TrainingEpochLoop].train_dataloader_next"):
+                    batch = next(self.batches, None)
+            else:
                 batch = next(self.batches, None)
             if batch is None:
                 return
@@ -132,12 +137,12 @@ class TrainingLoop(_TrainingEpochLoop):
         super().on_run_start(data_fetcher)
         trainer, module = self.trainer, self.trainer.lightning_module
         self.hooks, self.strategy, self._precision = Hooks(trainer), trainer.strategy, trainer.precision_plugin
-        self.profile = trainer.profiler.profile if self.hooks.profiles else _no_profile
         self.val_loop.restarting = False
         self._validates = trainer.enable_validation
         known = self._module_class
         self._transfers = self.hooks.profiles or not is_transfer_noop(trainer, known.transfer_batch_to_device)
-        self._steps_itself = type(module).training_step is not known.training_step
+        self._steps_itself = overrides(module, "training_step", known)
+        self._calls_strategy = self.hooks.profiles or overrides(trainer.strategy, "training_step", self._strategy_class)
         self._length = data_fetcher.length or math.inf
 
     @property
@@ -146,18 +151,13 @@ class TrainingLoop(_TrainingEpochLoop):
         progress, fit_loop = self.batch_progress, self.trainer.fit_loop
         if progress.is_last_batch or progress.current.ready == fit_loop.max_batches or self.trainer.should_stop:
             return super().done
-        return self.optimizer_steps >= self.max_steps != -1
+        return self.steps.completed >= self.max_steps != -1
 
     def teardown(self) -> None:
         """Drop the batches that are left, and that of an error."""
         super().teardown()
         self.batches = iter(())
         self._results.batch = None
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Steps of the optimizer so far, which is Lightning's ``global_step``."""
-        return self.manual_optimization.optim_step_progress.total.completed
 
     # ---- a batch ----
 
@@ -174,20 +174,26 @@ class TrainingLoop(_TrainingEpochLoop):
         begin_batch_of(connector, self._results, _Samples(batch))
         return batch, index
 
+    def train(self, batch: Any) -> Any:
+        """Train on ``batch``; return the outputs that callbacks get."""
+        raise NotImplementedError
+
     def call_training_step(self, batch: Any, index: int) -> Any:
-        """Call the module's ``training_step`` through the strategy; return the outputs that callbacks get."""
+        """Return what :meth:`train` returns, called by strategy and module where these do more than that."""
         trainer, attributes = self.trainer, self.hooks.attributes
         self.batch_progress.increment_started()
-        with self.profile("run_training_batch"):
-            if self._steps_itself:
+        if self._steps_itself:
+            with trainer.profiler.profile("run_training_batch"):
                 outputs: Any = self.manual_optimization.run(self._build_kwargs(OrderedDict(), batch, index))
-            elif self.hooks.profiles:
+        elif self._calls_strategy:
+            with trainer.profiler.profile("run_training_batch"):
                 _call_strategy_hook(trainer, "on_train_batch_start", batch, index)
                 outputs = _call_strategy_hook(trainer, "training_step", batch, index)
-            else:
-                attributes[_CURRENT] = "training_step"
-                outputs = self.strategy.training_step(batch, index)
-                attributes[_CURRENT] = None
+        else:
+            attributes[_CURRENT] = "training_step"
+            with self._precision.train_step_context():
+                outputs = self.train(batch)
+            attributes[_CURRENT] = None
         self.batch_progress.increment_processed()
         return outputs
 
@@ -218,7 +224,7 @@ class TrainingLoop(_TrainingEpochLoop):
             self.trainer._logger_connector.update_train_step_metrics()
         if self._validates:  # a module with a loader of its own
             self.on_advance_end(self.trainer.fit_loop._data_fetcher)
-        self.__dict__["_batches_that_stepped"] = self.optimizer_steps
+        self.__dict__["_batches_that_stepped"] = self.steps.completed
         if not self._validates:
             self._save_loggers_on_train_batch_end()
 
@@ -274,13 +280,6 @@ def end_batch_of(connector: _LoggerConnector, results: _ResultCollection) -> boo
     return has_values
 
 
-_NOTHING = nullcontext()
-
-
-def _no_profile(name: str) -> nullcontext[None]:
-    return _NOTHING
-
-
 class Hooks:
     """The hooks of callbacks and module: those that are overridden or, under a profiler, all, as Lightning calls them.
 
@@ -324,7 +323,9 @@ class Hooks:
             self._callbacks = list(trainer.callbacks)
             self._found.clear()
             self._silent.clear()
-        for callback in (self._found.get(name) or self._find(name))[0]:
+        if name not in self._found:
+            self._find(name)
+        for callback in self._found[name][0]:
             getattr(callback, name)(trainer, module, *given)
 
     def end(self, name: str, *given: Any) -> Any:
@@ -332,18 +333,19 @@ class Hooks:
         if self.profiles:
             result = _call_lightning_module_hook(self._trainer, name, *given)
         else:
-            own = (self._found.get(name) or self._find(name))[1]
+            if name not in self._found:
+                self._find(name)
+            own = self._found[name][1]
             result = None if own is None else own(*given)
         self.attributes[_CURRENT] = None
         return result
 
-    def _find(self, name: str) -> tuple[list[pl.Callback], Callable[..., Any] | None]:
+    def _find(self, name: str) -> None:
         callbacks = [one for one in self._callbacks if overrides(one, name, pl.Callback)]
         own = getattr(self._module, name) if overrides(self._module, name, pl.LightningModule) else None
         self._found[name] = callbacks, own
         if not callbacks and own is None:
             self._silent.add(name)
-        return self._found[name]
 
 
 def overrides(instance: Any, name: str, base: type) -> bool:

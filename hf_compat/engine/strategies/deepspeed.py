@@ -176,7 +176,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         return wrapped
 
     @property
-    def step_was_skipped(self) -> bool:
+    def step_was_skipped(self) -> bool:  # type: ignore[override]  # it is not set elsewhere
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
         return bool(getattr(getattr(self.engine, "optimizer", None), "overflow", False))
 
@@ -199,7 +199,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         return norm.item() if isinstance(norm, Tensor) else norm
 
     @property
-    def sequence_group(self) -> ProcessGroup | None:
+    def sequence_group(self) -> ProcessGroup | None:  # type: ignore[override]
         """The ranks that share sequences with this one in the current or last fit; None if none do."""
         return None if self._ulysses is None else self._ulysses.group
 
