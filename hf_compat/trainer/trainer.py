@@ -780,11 +780,10 @@ class Trainer(metaclass=CountsCounterparts):
         is_used = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         if not batch_samples:
             return None
-        if isinstance(batch_samples[0], Tensor) or not (
-            hasattr(batch_samples[0], "__iter__") or hasattr(batch_samples[0], "__contains__")
-        ):
-            check_is_named(batch_samples[0])
-        if "labels" not in batch_samples[0] or not is_used:
+        first = batch_samples[0]
+        if isinstance(first, Tensor) or not (hasattr(first, "__iter__") or hasattr(first, "__contains__")):
+            check_is_named(first)
+        if "labels" not in first or not is_used:
             return None
         try:
             count = sum(scored_labels(self, batch).ne(-100).sum() for batch in batch_samples)
@@ -1149,9 +1148,9 @@ class Trainer(metaclass=CountsCounterparts):
         returns_loss = self.can_return_loss if returns_loss is None else returns_loss
         scored = has_labels or (not names and bool(returns_loss))
         inputs = self._prepare_inputs(inputs)
-        ignored = ignored_outputs(self, ignore_keys)
         # Before the loss is computed, which may remove them from the inputs.
-        labels = nested_detach(tuple(inputs.get(name) for name in names)) if scored else None
+        wanted = scored and not prediction_loss_only
+        labels = nested_detach(tuple(inputs.get(name) for name in names)) if wanted else None
         if labels is not None and len(labels) == 1:
             labels = labels[0]
         skips = scored and prediction_loss_only and self.semantics.liger_skips_unused_logits
@@ -1166,6 +1165,7 @@ class Trainer(metaclass=CountsCounterparts):
         if prediction_loss_only:
             return loss, None, None
         if isinstance(outputs, dict):
+            ignored = ignored_outputs(self, ignore_keys)
             hidden = [*ignored, "loss"] if scored else ignored
             logits: Any = tuple(value for name, value in outputs.items() if name not in hidden)
         else:
