@@ -79,9 +79,7 @@ class TrainingLoop(_TrainingEpochLoop):
         steps: Counts the steps of the optimizer; ``steps.completed`` is Lightning's ``global_step``.
     """
 
-    def __init__(
-        self, pl_trainer: pl.Trainer, module_class: type[pl.LightningModule], strategy_class: type[Strategy]
-    ) -> None:
+    def __init__(self, pl_trainer: pl.Trainer, module_class: type[pl.LightningModule], strategy_class: type) -> None:
         before = pl_trainer.fit_loop.epoch_loop
         super().__init__(pl_trainer, before.min_steps, before.max_steps)
         self.__dict__["_batches_that_stepped"] = 0
@@ -378,9 +376,7 @@ def is_transfer_noop(pl_trainer: pl.Trainer, noop_transfer: Callable[..., Any]) 
 # Lightning's evaluation loops, which call only hooks that are overridden and read a loader to its end.
 
 
-def use_fast_loops(
-    pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any], strategy_class: type[Strategy]
-) -> None:
+def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any], strategy_class: type) -> None:
     """Let ``pl_trainer`` evaluate without calling hooks that are not overridden.
 
     Contract: ``fit_loop.epoch_loop.val_loop``, ``validate_loop`` and ``test_loop`` have their state in attributes;
@@ -411,7 +407,7 @@ def step_alike(loop: Any, other: object) -> None:
 
 class _LeanEvaluationLoop(_EvaluationLoop):
     noop_transfer: Callable[..., Any]
-    strategy_class: type[Strategy]
+    strategy_class: type
     hooks: Hooks | None = None
     """None where Lightning's own code runs."""
     _names = ("", "", "")

@@ -163,7 +163,7 @@ class ModelStrategy(Strategy):
         None if they never do.
         """
         held: Any = getattr(model, "no_sync", None)
-        return None if held is None else held()  # type: ignore[no-any-return]
+        return None if held is None else held()
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; every rank calls it.
