@@ -85,7 +85,7 @@ from hf_compat.trainer import (
 from hf_compat.trainer.callbacks import load_callback_state
 from hf_compat.trainer.construction import announce_setup, check_is_model
 from hf_compat.trainer.diagnosis import explain_backward, note_inputs, noting
-from hf_compat.trainer.evaluation import add_speed, check_is_output, forward, ignored_outputs, loop_of
+from hf_compat.trainer.evaluation import add_speed, forward, ignored_outputs, loop_of
 from hf_compat.trainer.evaluation_session import EvaluationSession
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.loss import (
@@ -1068,7 +1068,6 @@ class Trainer(metaclass=CountsCounterparts):
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            check_is_output(self, output)
             add_speed(self, output, metric_key_prefix, start_time)
             if self.lightning_backend.sanity_batches is None:
                 self.log(output.metrics)
@@ -1099,7 +1098,6 @@ class Trainer(metaclass=CountsCounterparts):
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            check_is_output(self, output)
             add_speed(self, output, metric_key_prefix, start_time)
             self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
             self.run_counters.memory.stop_and_update_metrics(output.metrics, "test")
