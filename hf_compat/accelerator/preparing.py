@@ -290,7 +290,7 @@ class GradientState:
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the current batch is the loader's last one."""
-        return bool(getattr(self.active_dataloader, "end_of_dataloader", False))
+        return bool(getattr(self._backend.loaders.current, "end_of_dataloader", False))
 
     @property
     def remainder(self) -> int:

@@ -528,7 +528,8 @@ class LightningBackend:
         resume_from_no_file(pl_trainer)
         disable_signal_handlers(pl_trainer)
         keep_memory_cache(pl_trainer)
-        use_fast_loops(pl_trainer, noop_transfer=HFModule.transfer_batch_to_device)
+        noop_transfer = HFModule.transfer_batch_to_device
+        use_fast_loops(pl_trainer, noop_transfer=noop_transfer, strategy_class=ModelStrategy)
         _let_go(self.pl_trainer)
         self.pl_trainer, self.strategy = pl_trainer, pl_trainer.strategy  # type: ignore[assignment]
         weakref.finalize(self, lambda last: _let_go(last()), weakref.ref(pl_trainer)).atexit = False

@@ -50,11 +50,11 @@ def loop_of(trainer: Trainer) -> Callable[..., EvalLoopOutput]:
     return trainer.prediction_loop if args.use_legacy_prediction_loop else trainer.evaluation_loop
 
 
-def check_is_output(trainer: Trainer, output: object) -> None:
-    """Raise if what the loop returned has no metrics.
+def add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
+    """Add seconds, samples and steps per second since ``start_time`` to the metrics of ``output``.
 
     Raises:
-        MetricsError: If it is no ``EvalLoopOutput``, or another tuple with its names.
+        MetricsError: If what the loop returned is no ``EvalLoopOutput``, or another tuple with its names.
     """
     if not isinstance(getattr(output, "metrics", None), MutableMapping) or not hasattr(output, "num_samples"):
         name = "prediction_loop" if effective_args(trainer.args).use_legacy_prediction_loop else "evaluation_loop"
@@ -62,11 +62,8 @@ def check_is_output(trainer: Trainer, output: object) -> None:
             f"`{name}` returned {described(output)}. Return an `EvalLoopOutput` of predictions, labels, metrics and "
             "the number of samples."
         )
-
-
-def add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
-    """Add seconds, samples and steps per second since ``start_time`` to the metrics of ``output``."""
-    start_time += sum(output.metrics.get(f"{prefix}_{name}", 0.0) for name in _PREPARATION_TIMES)
+    for name in _PREPARATION_TIMES:
+        start_time += output.metrics.get(f"{prefix}_{name}", 0.0)
     steps = math.ceil(output.num_samples / (trainer.args.eval_batch_size * trainer.accelerator.data_parallel_size))
     output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
 

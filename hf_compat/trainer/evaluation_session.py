@@ -301,7 +301,8 @@ class EvaluationSession:
             logits = self._pad(logits, "logits", _LOGITS_REMEDY)
             if self._stream is None:  # otherwise they are preprocessed already
                 logits = self._preprocess(logits, labels)
-        if self.gathers_for_metrics and trainer.accelerator.gradient_state.end_of_dataloader:
+        has_parts = logits is not None or labels is not None
+        if has_parts and self.gathers_for_metrics and trainer.accelerator.gradient_state.end_of_dataloader:
             self._warn_of_cut_rows(samples, predictions=logits, labels=labels)
         if logits is not None:
             logits = gather(logits)

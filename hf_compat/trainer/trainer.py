@@ -83,7 +83,7 @@ from hf_compat.trainer import (
 )
 from hf_compat.trainer.construction import announce_setup, check_is_model
 from hf_compat.trainer.diagnosis import explain_backward, note_inputs, noting
-from hf_compat.trainer.evaluation import add_speed, check_is_output, forward, ignored_outputs, loop_of
+from hf_compat.trainer.evaluation import add_speed, forward, ignored_outputs, loop_of
 from hf_compat.trainer.evaluation_session import EvaluationSession, LegacySession
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.loss import (
@@ -784,11 +784,10 @@ class Trainer(metaclass=CountsCounterparts):
         is_used = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         if not batch_samples:
             return None
-        if isinstance(batch_samples[0], Tensor) or not (
-            hasattr(batch_samples[0], "__iter__") or hasattr(batch_samples[0], "__contains__")
-        ):
-            check_is_named(batch_samples[0])
-        if "labels" not in batch_samples[0] or not is_used:
+        first = batch_samples[0]
+        if isinstance(first, Tensor) or not (hasattr(first, "__iter__") or hasattr(first, "__contains__")):
+            check_is_named(first)
+        if "labels" not in first or not is_used:
             return None
         try:
             count = sum(scored_labels(self, batch).ne(-100).sum() for batch in batch_samples)
@@ -1073,7 +1072,6 @@ class Trainer(metaclass=CountsCounterparts):
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            check_is_output(self, output)
             add_speed(self, output, metric_key_prefix, start_time)
             if self.lightning_backend.sanity_batches is None:
                 self.log(output.metrics)
@@ -1104,7 +1102,6 @@ class Trainer(metaclass=CountsCounterparts):
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            check_is_output(self, output)
             add_speed(self, output, metric_key_prefix, start_time)
             self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
             self.run_counters.memory.stop_and_update_metrics(output.metrics, "test")
@@ -1153,9 +1150,9 @@ class Trainer(metaclass=CountsCounterparts):
         returns_loss = self.can_return_loss if returns_loss is None else returns_loss
         scored = has_labels or (not names and bool(returns_loss))
         inputs = self._prepare_inputs(inputs)
-        ignored = ignored_outputs(self, ignore_keys)
         # Before the loss is computed, which may remove them from the inputs.
-        labels = nested_detach(tuple(inputs.get(name) for name in names)) if scored else None
+        wanted = scored and not prediction_loss_only
+        labels = nested_detach(tuple(inputs.get(name) for name in names)) if wanted else None
         if labels is not None and len(labels) == 1:
             labels = labels[0]
         skips = scored and prediction_loss_only and self.semantics.liger_skips_unused_logits
@@ -1170,6 +1167,7 @@ class Trainer(metaclass=CountsCounterparts):
         if prediction_loss_only:
             return loss, None, None
         if isinstance(outputs, dict):
+            ignored = ignored_outputs(self, ignore_keys)
             hidden = [*ignored, "loss"] if scored else ignored
             logits: Any = tuple(value for name, value in outputs.items() if name not in hidden)
         else:

@@ -12,7 +12,8 @@ import math
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -272,12 +273,12 @@ def end_batch_of(connector: _LoggerConnector, results: _ResultCollection) -> boo
 
     Contract: what was logged before the last reset stays in ``results``, with ``has_reset``, and is in no metrics.
     """
-    has_values = bool(results) and any(not metric.has_reset for metric in results.values())
-    if has_values:
-        connector.on_batch_end()
-    else:
-        results.batch = results.batch_size = None
-    return has_values
+    for metric in results.values():
+        if not metric.has_reset:
+            connector.on_batch_end()
+            return True
+    results.batch = results.batch_size = None
+    return False
 
 
 class Hooks:
@@ -375,7 +376,7 @@ def is_transfer_noop(pl_trainer: pl.Trainer, noop_transfer: Callable[..., Any]) 
 # Lightning's evaluation loops, which call only hooks that are overridden and read a loader to its end.
 
 
-def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any]) -> None:
+def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any], strategy_class: type) -> None:
     """Let ``pl_trainer`` evaluate without calling hooks that are not overridden.
 
     Contract: ``fit_loop.epoch_loop.val_loop``, ``validate_loop`` and ``test_loop`` have their state in attributes;
@@ -386,12 +387,13 @@ def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any])
         pl_trainer: The Lightning trainer, before a fit or in its first ``setup``.
         noop_transfer: A ``transfer_batch_to_device`` that returns the batch as it is: with another one Lightning's own
             code runs.
+        strategy_class: The class whose steps call those of the module: others are called themselves.
     """
     for loop in (pl_trainer.fit_loop.epoch_loop.val_loop, pl_trainer.validate_loop, pl_trainer.test_loop):
         if type(loop) is _EvaluationLoop:
             lean: Any = loop
             lean.__class__ = _LeanEvaluationLoop
-            lean.noop_transfer = noop_transfer
+            lean.noop_transfer, lean.strategy_class = noop_transfer, strategy_class
     if type(pl_trainer._logger_connector) is _LoggerConnector:
         pl_trainer._logger_connector.__class__ = CountingFromOne
 
@@ -400,15 +402,19 @@ def step_alike(loop: Any, other: object) -> None:
     """Let ``loop``, which evaluates, call the hooks that ``other`` calls."""
     if isinstance(other, _LeanEvaluationLoop):
         loop.__class__ = _LeanEvaluationLoop
-        loop.noop_transfer = other.noop_transfer
+        loop.noop_transfer, loop.strategy_class = other.noop_transfer, other.strategy_class
 
 
 class _LeanEvaluationLoop(_EvaluationLoop):
     noop_transfer: Callable[..., Any]
+    strategy_class: type
     hooks: Hooks | None = None
     """None where Lightning's own code runs."""
     _names = ("", "", "")
     _takes_index = _counts = True
+    _context: Callable[[], AbstractContextManager[Any]]
+    _step: Callable[..., Any]
+    """Of the module, in a context of the precision plugin, unless the strategy does more than call that."""
     _convert: Callable[[Any], Any] | None = None
 
     def setup_data(self) -> None:
@@ -447,6 +453,11 @@ class _LeanEvaluationLoop(_EvaluationLoop):
             data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
             stage = "test" if trainer.testing else "validation"
             self._names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
+            self._context = plugin.test_step_context if trainer.testing else plugin.val_step_context
+            evaluates: Any = trainer.lightning_module
+            if overrides(trainer.strategy, self._names[1], self.strategy_class):
+                self._context, evaluates = nullcontext, trainer.strategy
+            self._step = getattr(evaluates, self._names[1])
             given = OrderedDict(batch=None, batch_idx=0)
             self._takes_index = len(self._build_step_args_from_hook_kwargs(given, self._names[1])) == len(given)
 
@@ -469,7 +480,8 @@ class _LeanEvaluationLoop(_EvaluationLoop):
         hooks.call(begins, batch, batch_idx)
         progress.increment_started()
         before, hooks.attributes[_CURRENT] = hooks.attributes[_CURRENT], steps
-        output = getattr(trainer.strategy, steps)(*((batch, batch_idx) if self._takes_index else (batch,)))
+        with self._context():
+            output = self._step(*((batch, batch_idx) if self._takes_index else (batch,)))
         hooks.attributes[_CURRENT] = before
         progress.increment_processed()
         hooks.call(ends, output, batch, batch_idx)
@@ -492,8 +504,8 @@ class _LeanEvaluationLoop(_EvaluationLoop):
 class _ToItsEnd(CombinedLoader):
     """A loader that is read to its end, or to a limit: its length, which callbacks are shown, is only a hint.
 
-    Contract: a loop sets ``limits`` by that length before it begins a pass; a fetcher neither stops nor reads a batch
-    ahead while it has fetched less than ``len``.
+    Contract: a fetcher reads from ``iter``, each batch with its index and that of the loader; it neither stops nor
+    reads a batch ahead while it has fetched less than ``len``.
 
     Args:
         loader: The loader.
@@ -508,9 +520,11 @@ class _ToItsEnd(CombinedLoader):
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __iter__(self) -> Self:
-        self.limits = [self._most]
-        return super().__iter__()
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # Lightning's returns itself
+        for index, batch in enumerate(self._loader):
+            yield batch, index, 0
+            if index + 1 == self._most:
+                return
 
     def is_last(self, index: int) -> bool:
         """Return whether the batch of this ``index``, which was read last, is the last."""
