@@ -43,6 +43,10 @@ NEVER_CALLED: dict[str, str] = {
 """Methods that only upstream calls, to what a subclass should do instead."""
 
 
+_OF_LIGHTNING = {"fit": "train()", "validate": "evaluate()", "test": "predict(test_dataset)"}
+"""Methods of a ``lightning.Trainer``, to what is called here instead."""
+
+
 def refuse_overrides_never_called(kind: type) -> None:
     """Raise if the Trainer class ``kind`` overrides a method that hf_compat never calls.
 
@@ -68,6 +72,11 @@ def explain_missing(trainer: object, name: str) -> Any:
         raise AttributeError(
             "`strategy` is an attribute of `trainer.lightning_trainer`, not of this Trainer. Under Ray none is needed: "
             "use `ray.train.huggingface.transformers.prepare_trainer`, not `ray.train.lightning.prepare_trainer`."
+        )
+    if name in _OF_LIGHTNING:
+        raise AttributeError(
+            f"`{name}` is a method of a `lightning.Trainer`. Call `{_OF_LIGHTNING[name]}`, or take the run apart with "
+            "`hf_compat.to_lightning`."
         )
     if name == "lightning_backend":
         kind = type(trainer).__name__

@@ -209,7 +209,7 @@ def _default_release() -> Version:
 
 
 def semantics_problem(requested: str | None) -> Problem | None:
-    """Return why :func:`resolve_semantics` cannot follow ``requested``, or else what the environment requests."""
+    """Return why ``resolve_semantics`` cannot follow ``requested``, or else what the environment requests."""
     name = "semantics" if requested else ENVIRONMENT_VARIABLE
     chosen = requested or os.environ.get(ENVIRONMENT_VARIABLE)
     if not chosen or chosen == "corrected":
@@ -269,7 +269,7 @@ _STORE = "_values_for_run"
 def script_values_aside(args: object, of_the_script: Mapping[str, object]) -> Iterator[None]:
     """In the block ``args`` have the run's values of the fields that are the script's.
 
-    Afterwards the script's values are back, and the run's are kept for :func:`effective_args`.
+    Afterwards the script's values are back, and the run's are kept for ``effective_args``.
 
     Args:
         args: The arguments.

@@ -40,6 +40,7 @@ from hf_compat.engine.internals.callbacks import (
 )
 from hf_compat.engine.internals.exceptions import raising_keyboard_interrupt, unwraps_stop_iteration
 from hf_compat.engine.internals.loops import (
+    AutogradModes,
     disable_signal_handlers,
     is_fitting,
     keep_memory_cache,
@@ -401,6 +402,7 @@ class LightningBackend:
         self.module: HFModule | None = None
         self.loaders = Loaders()
         self.trains = False
+        self._modes: AutogradModes | None = None
         self.model_is_prepared = False
         self._placed_model: nn.Module | None = None
         self.cast_model: nn.Module | None = None
@@ -573,6 +575,7 @@ class LightningBackend:
         """
         pl_trainer = self.pl_trainer
         assert pl_trainer is not None, "built before"
+        modes = self._modes = AutogradModes()
         try:
             with quiet_lightning(), raising_keyboard_interrupt(pl_trainer):
                 pl_trainer.fit(module, train_dataloaders=windows)
@@ -580,6 +583,14 @@ class LightningBackend:
             if isinstance(error.__context__, LogWriteError):  # loggers write again as the fit ends with an error
                 raise error.__context__ from None
             raise
+        finally:
+            self._modes = None
+            modes.set()
+
+    def set_modes(self) -> None:
+        """Set the modes of autograd in which ``fit`` was called; a fit that a person calls has Lightning's."""
+        if self._modes is not None:
+            self._modes.set()
 
     @unwraps_stop_iteration
     def evaluate(self, model: nn.Module, session: Evaluation, run: Run, *, test: bool) -> None:

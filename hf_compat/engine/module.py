@@ -69,6 +69,9 @@ class Run(Protocol):
 class Evaluation(Protocol):
     """What the engine uses of an evaluation."""
 
+    gradients: bool
+    """Whether gradients are enabled in it."""
+
     @property
     def batches(self) -> Iterable[Any]:
         """The batches, to be iterated over once."""
@@ -86,7 +89,7 @@ class HFModule(pl.LightningModule):
     The order of an update step, and what is before and after it, is in ``trainer/loop.py``. Validation and test steps
     call the current evaluation session.
 
-    A subclass may override :meth:`compute_loss` and :meth:`configure_optimizers`. The arguments besides the model are
+    A subclass may override ``compute_loss`` and ``configure_optimizers``. The arguments besides the model are
     for a module that a person builds; see ``docs/taking_apart.md``.
 
     Args:
@@ -223,18 +226,21 @@ class HFModule(pl.LightningModule):
     def _evaluate(self, batch: dict[str, Any]) -> Any:
         if self.session is None:
             raise TrainerSetupError(_MISSING)
-        with torch.enable_grad():  # as in transformers, a prediction_step may compute gradients
+        with torch.set_grad_enabled(self.session.gradients):
             return self.session.step(batch)
 
     def on_predict_epoch_end(self) -> None:
         """Compute the session's metrics; Lightning logs nothing in a prediction."""
+        self._finish()
+
+    def _finish(self) -> dict[str, Any]:
         assert self.session is not None, "an evaluation has a session"
-        self.session.finish()
+        with torch.set_grad_enabled(self.session.gradients):
+            return self.session.finish()
 
     def on_validation_epoch_end(self) -> None:
         """Compute the session's metrics and log them for Lightning callbacks with a monitor."""
-        assert self.session is not None, "an evaluation has a session"
-        metrics = self.session.finish()
+        metrics = self._finish()
         if self.trainer.barebones:
             return
         # Tensors of the CPU: Lightning would copy numbers to the module's device and, several times each, back.

@@ -48,6 +48,7 @@ class Diagnosed(Protocol):
     train_dataset: Any
     eval_dataset: Any
     compute_loss_func: Any
+    label_smoother: Any
     callback_handler: CallbackHandler
     _signature_columns: Any
 
@@ -83,9 +84,12 @@ def explain_backward(source: str, model: nn.Module, loss: Tensor, error: Runtime
 def _why_without(loss: Tensor, model: nn.Module) -> str:
     """Return why ``loss`` has no gradients, as far as that is seen, and what to do."""
     if loss.is_inference():
-        return "computed under `torch.inference_mode()`. Compute it outside of that"
+        return "computed under `torch.inference_mode()`. Compute it outside of that, and call `train` outside, too"
     if not torch.is_grad_enabled():
-        return "since `torch.set_grad_enabled(False)` is in effect. Set it to True"
+        return (
+            "since `torch.set_grad_enabled(False)` is in effect. Set it to True, or call `train` outside of "
+            "`torch.no_grad()`"
+        )
     if not loss.is_floating_point():
         return f"of {loss.dtype}. Compute it in floating point"
     if getattr(model, "is_gradient_checkpointing", False):
@@ -149,6 +153,16 @@ def _ids(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Ite
                 f"{wrong[0].item()}. Tokenize with the model's own tokenizer, or, for tokens that were added, call "
                 "`model.resize_token_embeddings(len(tokenizer))`."
             )
+
+
+def _dimensions(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
+    ids = inputs.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.ndim == 2 or "values to unpack" not in str(error):
+        return
+    remedy = "Let a sample be a list of ids, and a batch have one for each sample."
+    if ids.ndim > 2:
+        remedy = "Tokenize without `return_tensors='pt'` in the dataset, or `squeeze(0)` what it returns."
+    yield f"`input_ids`: of shape {tuple(ids.shape)}, but a model takes (samples, tokens). {remedy}"
 
 
 def _positions(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
@@ -226,6 +240,23 @@ def _labels(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> 
             "are integers; for floats set `problem_type='regression'`, or, with a 0 or 1 for each of several classes, "
             "'multi_label_classification'."
         )
+        return
+    kind, told = f"`labels`: of {labels.dtype} and shape {tuple(labels.shape)}, but this loss takes", str(error)
+    if "multi-target" in told or "class probabilities" in told:
+        yield f"{kind} one class a row of logits. Pass `labels.argmax(-1)`, or of probabilities `labels.float()`."
+    elif labels.is_floating_point() and "Long" in told:
+        yield f"{kind} numbers of classes. Make them integers, `labels.long()`."
+    elif not labels.is_floating_point() and "Float" in told:
+        yield f"{kind} floats. Convert them, `labels.float()`."
+
+
+def _smoothing(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
+    factor = trainer.args.label_smoothing_factor
+    if trainer.label_smoother is not None and "labels" not in inputs and isinstance(error, TypeError | KeyError):
+        yield (
+            f"`label_smoothing_factor={factor}`: the Trainer then computes the loss from `logits` and `labels`, which "
+            f"{type(trainer.model).__name__}.forward is not given. Let it return `logits` without them, or set 0."
+        )
 
 
 def _types(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
@@ -295,8 +326,8 @@ def _no_inputs(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) 
 
 
 _OF_INPUTS = (
-    *(_ids, _positions, _token_types, _shapes, _no_inputs, _arguments, _lists),
-    *(_missing_labels, _types, _labels),
+    *(_ids, _dimensions, _positions, _token_types, _shapes, _no_inputs, _arguments, _lists),
+    *(_smoothing, _missing_labels, _types, _labels),
 )
 """Kinds of mistakes, as functions of an error, the Trainer and the inputs of the model."""
 
@@ -376,13 +407,41 @@ def _memory(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[s
     )
 
 
+def _predictions(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
+    if evaluates and "Sizes of tensors must match except in dimension 0" in str(error):
+        yield (
+            "`preprocess_logits_for_metrics`: the predictions of batches differ in their third dimension or one behind "
+            "it, and only the second is padded. Return what is alike, such as `logits.argmax(-1)`, or pad all inputs "
+            "to one length."
+        )
+
+
 _ADVICE = {
+    r"Boolean value of Tensor with more than one value": "A loss is created first and then called: "
+    "`nn.CrossEntropyLoss()(logits, labels)`. In a condition take `.any()`, `.all()` or `is None`.",
+    r"Expected more than 1 value per channel when training": "`BatchNorm` cannot train on one sample, which the last "
+    "batch of an epoch has. Set `dataloader_drop_last=True`, or another `per_device_train_batch_size`.",
+    r"Target size \(.*\) must be the same as input size": "Logits and `labels` have other shapes. Pass the loss "
+    "`logits.squeeze(-1)`, or `labels.unsqueeze(-1)`.",
+    r"cannot pin 'torch\.(cuda|xpu)": "`dataloader_pin_memory=True`: the dataset or the collator returns tensors of a "
+    "GPU. Leave them on the CPU, from where the Trainer moves them, or set it to False.",
+    r"Cannot re-initialize CUDA in forked subprocess": "`dataloader_num_workers`: the dataset or the collator uses the "
+    "GPU in a worker. Leave its tensors on the CPU, from where the Trainer moves them, or set 0.",
+    r"DataLoader worker \(pid.*\) (is killed|exited)": "`dataloader_num_workers`: a worker has ended, most often for "
+    "lack of memory, or of space in /dev/shm. With 0 its own error is seen; fewer workers need less.",
+    r"Too many open files|received \d+ items of ancdata": "`dataloader_num_workers`: each tensor from a worker is an "
+    "open file. Call `torch.multiprocessing.set_sharing_strategy('file_system')`, or raise `ulimit -n`.",
+    r"not implemented for 'Half'": "The CPU lacks this operation in float16. Load the model with "
+    "`dtype=torch.float32` (`torch_dtype` before transformers 4.56), or in bfloat16.",
+    r"api_key not configured": "`report_to`: wandb needs a login. Run `wandb login`, set WANDB_MODE=offline, or set "
+    "`report_to='none'`.",
     r"'Window' object (is not subscriptable|has no attribute|is not iterable)": "A batch of Lightning's training hooks "
     "is the window of an update step: `batch.batches` has what the model is given, for each accumulated batch.",
     r"device-side assert|CUBLAS_STATUS_(NOT|ALLOC|EXEC)": "The GPU does not say what failed. Run it once with "
     "`use_cpu=True`, where the same mistake has its own message; most often ids or labels are out of range.",
-    r"tensors to be on the same device|is not on the expected device": "The Trainer moves the model and its inputs. "
-    "Move what the script creates itself, such as weights of classes: `.to(trainer.args.device)`.",
+    r"tensors to be on the same device|is not on the expected device|Input type \(torch\.cuda|on MPS device": "The "
+    "Trainer moves the model and its inputs. Move what the script creates itself, such as weights of classes: "
+    "`.to(trainer.args.device)`.",
     r"through the graph a second time": "A loss depends on an earlier batch, whose graph is freed. Call `detach()` "
     "on what the model or the script keeps from one batch to the next.",
     r"Attempting to unscale FP16 gradients": "`fp16=True` needs parameters in float32, but the model has some in "
@@ -409,5 +468,5 @@ def _advice(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[s
     yield from (advice for pattern, advice in _ADVICE.items() if re.search(pattern, told))
 
 
-_OF_RUNS = (_removed, _control, _optimizer, _data, _memory, _advice)
+_OF_RUNS = (_removed, _control, _optimizer, _data, _memory, _predictions, _advice)
 """Kinds of mistakes, as functions of an error, the Trainer and whether it evaluates."""

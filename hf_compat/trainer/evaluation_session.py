@@ -168,6 +168,8 @@ class EvaluationSession:
         batch_size: Samples of a rank's batch, by which its loss is weighted; None until the first batch if the
             arguments do not say.
         examples: Samples in the dataset of the loader; None if it has no length.
+        gradients: Whether gradients are enabled for ``prediction_step`` and ``compute_metrics``, which may compute
+            some: as they are where the evaluation is called. Lightning runs its loop under ``torch.no_grad``.
         output: The return value of the Trainer's ``evaluation_loop``, set by :meth:`finish`.
 
     References:
@@ -225,6 +227,7 @@ class EvaluationSession:
         self._losses, self._predictions, self._labels, self._inputs = (
             EvalAccumulator(args.eval_do_concat_batches) for _ in range(4)
         )
+        self.gradients = torch.is_grad_enabled()
         self._observed = 0
         self._steps = 0
         self._metrics: dict[str, Any] | None = None
@@ -396,6 +399,8 @@ class EvaluationSession:
     def finish(self) -> dict[str, Any]:
         """Compute and return the metrics, with prefixed names."""
         trainer = self._trainer
+        if not self._steps:
+            self._check_is_read()
         self._loaders.watch_evaluation(self._outer_loader)
         trainer.gather_function = trainer.accelerator.gather_for_metrics
         losses, predictions, labels, inputs = (
@@ -429,6 +434,20 @@ class EvaluationSession:
                 metrics[f"{self._prefix}_{key}"] = metrics.pop(key)
         self.output = EvalLoopOutput(predictions, labels, metrics, self._count_samples())
         return metrics
+
+    def _check_is_read(self) -> None:
+        """Raise if the loader, of which there was no batch, is one that rank 0 reads for all: accelerate's raises.
+
+        Raises:
+            DataError: If so; not if there was to be none.
+        """
+        if getattr(self._loader, "remainder_from_batch", False) and getattr(self._loader, "most", None) != 0:
+            kind = type(getattr(self._loader, "dataset", None)).__name__
+            raise DataError(
+                f"The dataset to evaluate, {kind}, has no samples: Batch does not contain any data. If it can be read "
+                "once, as a generator can, another evaluation has read it: begin anew in `__iter__`. An evaluation "
+                "without samples needs `accelerator_config={'dispatch_batches': False}`."
+            )
 
     def _mean_loss(self, losses: _Losses | None) -> float | None:
         if isinstance(losses, list) and losses:

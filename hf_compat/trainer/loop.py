@@ -278,6 +278,8 @@ class RunHooks(IdleHooks):
 
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce the run."""
+        assert self.run is not None, "a fit has a run"
+        self.run.backend.set_modes()
         trainer = self.trainer
         self.resume.drop_caches()
         log_start(trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)

@@ -473,6 +473,29 @@ def note_prediction(error: Exception, prediction: EvalPrediction) -> None:
             "`compute_metrics`: predictions and labels are padded with -100, which is no token. Replace it before "
             "decoding: `np.where(ids < 0, tokenizer.pad_token_id, ids)`."
         )
+    elif (note := _note_of_shapes(told, prediction)) is not None:
+        error.add_note(note)
+
+
+def _note_of_shapes(told: str, prediction: EvalPrediction) -> str | None:
+    """Return what shapes of ``prediction`` an error with the text ``told`` comes from, if that is seen."""
+    predictions, labels = prediction.predictions, prediction.label_ids
+    if not (isinstance(predictions, np.ndarray) and isinstance(labels, np.ndarray)):
+        return None
+    shape = f"`compute_metrics`: `predictions` are of shape {predictions.shape}"
+    if np.issubdtype(predictions.dtype, np.floating) and "cannot be interpreted as an integer" in told:
+        return (
+            f"{shape}, logits and no tokens. Take `predictions.argmax(-1)`, or have a `Seq2SeqTrainer` generate: "
+            "`predict_with_generate=True`."
+        )
+    if predictions.ndim == labels.ndim + 1 and re.search("broadcast|mix of|inconsistent|continuous", told):
+        return f"{shape}, a number for each class, and `label_ids` of {labels.shape}. Take `predictions.argmax(-1)`."
+    if (labels == PAD_INDEX).any() and re.search("mix of|inconsistent|not supported|not in|unknown", told):
+        return (
+            f"`compute_metrics`: `label_ids` are {PAD_INDEX} where nothing is scored. Leave these out: "
+            f"`predictions[label_ids != {PAD_INDEX}]`."
+        )
+    return None
 
 
 def note_logits(error: Exception, logits: object) -> None:

@@ -485,8 +485,6 @@ def to_lightning(
 ) -> tuple[pl.Trainer, HFModule, HFDataModule]:
     """Return the pieces of the run that ``trainer.train()`` would be; ``fit`` of the first with the others runs it.
 
-    ::
-
         lightning_trainer, module, data = to_lightning(trainer)
         lightning_trainer.fit(module, datamodule=data)
 
@@ -559,8 +557,6 @@ def callbacks(
     ignore_keys_for_eval: list[str] | None = None,
 ) -> list[pl.Callback]:
     """Return the callbacks that make a ``lightning.Trainer`` train an ``HFModule`` as transformers' Trainer does.
-
-    ::
 
         lightning_trainer = lightning.Trainer(callbacks=callbacks(args))
         lightning_trainer.fit(HFModule(model), datamodule=HFDataModule(train_dataset=rows))

@@ -302,7 +302,6 @@ class TrainingRun:
             self.watch = None
 
     def _end(self) -> None:
-        self.trainer.is_in_train = False
         self.checkpoint_writer.end_run()
         self.backend.end_fit()
         if self.pieces is not None:

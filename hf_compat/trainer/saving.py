@@ -618,6 +618,7 @@ def finalize_training(
     saving.rotate_finished(counters.trial)
     trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
     trainer._finish_current_push()
+    trainer.is_in_train = False  # not after an error, as in transformers
     return TrainOutput(trainer.state.global_step, metrics["train_loss"], metrics)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from hf_compat.data.loader import check_is_loader, ignoring_signals, move_to_dev
 from hf_compat.data.samplers import TRANSFORMERS_SEED, balanced_sampler, eval_sampler, train_sampler
 from hf_compat.engine.backend import LightningBackend
 from hf_compat.engine.keywords import lightning_callbacks
-from hf_compat.engine.lightning_callbacks import callback_problems
+from hf_compat.engine.lightning_callbacks import callback_problems, monitor_warnings
 from hf_compat.engine.moving import move_model
 from hf_compat.engine.run_settings import effective_settings
 from hf_compat.engine.strategies.base import replicated
@@ -161,6 +161,7 @@ class Trainer(metaclass=CountsCounterparts):
         tokenizer: The name of ``processing_class`` before transformers 4.46.
         lightning: Keywords of the ``lightning.Trainer``; one that says what a field of ``args`` says sets it. With
             ``"ddp_spawn"``, ``"ddp_fork"`` and ``"ddp_notebook"``, ``train`` starts processes: ``trainer.launching``.
+        **unknown: There are no others: of one that belongs elsewhere an error says where.
 
     Attributes:
         lightning_trainer: The ``lightning.Trainer`` of the current or last run.
@@ -170,6 +171,7 @@ class Trainer(metaclass=CountsCounterparts):
         HubError: If ``push_to_hub`` is set and the repository cannot be created.
         ModelError: If the model cannot be trained.
         TrainerSetupError: If constructor arguments exclude each other.
+        UnknownArgumentError: If there is no such argument.
     """
 
     args: TrainingArguments
@@ -268,7 +270,9 @@ class Trainer(metaclass=CountsCounterparts):
         *,
         tokenizer: Any = None,
         lightning: Mapping[str, Any] | None = None,
+        **unknown: Never,
     ) -> None:
+        construction.refuse_unknown(type(self), unknown)
         refuse_overrides_never_called(type(self))
         self.processing_class = construction.processing_class_of(processing_class, tokenizer)
         settings = effective_settings(args, lightning, has_eval_data=eval_dataset is not None)
@@ -438,7 +442,7 @@ class Trainer(metaclass=CountsCounterparts):
         return model
 
     def _deactivate_neftune(self, model: nn.Module) -> None:
-        """Undo :meth:`_activate_neftune`."""
+        """Undo ``_activate_neftune``."""
         if self.neftune_hook_handle is None:
             raise ModelError("Neftune is not activated: call `_activate_neftune` first.")
         model_patches.deactivate_neftune(model, self.neftune_hook_handle)
@@ -457,6 +461,8 @@ class Trainer(metaclass=CountsCounterparts):
         )
         if problems:
             raise TrainerSetupError("\n  ".join(problems))
+        for text in monitor_warnings(found):
+            self.warn_once(text)
         backend.callbacks += found
 
     def pop_callback(self, callback: Any) -> Any:
@@ -521,7 +527,7 @@ class Trainer(metaclass=CountsCounterparts):
         return loaders.kept_loader(self.run_counters.eval_loaders, key, dataset, load)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Return the loader of ``test_dataset``, for :meth:`predict`."""
+        """Return the loader of ``test_dataset``, for ``predict``."""
         return self._get_dataloader(
             dataset=test_dataset,
             description="test",
@@ -745,7 +751,7 @@ class Trainer(metaclass=CountsCounterparts):
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[Any], total_train_batch_size: int | None = None
     ) -> tuple[Any, ...]:
-        """Return a run's numbers for ``dataloader`` and ``total_train_batch_size`` samples; see :func:`to_values`."""
+        """Return a run's numbers for ``dataloader`` and ``total_train_batch_size`` samples; see ``to_values``."""
         batches = len(dataloader) * self.get_sp_size() if metric_files.has_length(dataloader) else None
         samples = samples_per_update_step(self, args) if total_train_batch_size is None else total_train_batch_size
         examples = self.num_examples(dataloader) if batches else None
@@ -1115,7 +1121,7 @@ class Trainer(metaclass=CountsCounterparts):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Return a pass over ``dataloader``, ``description``; see :meth:`predict` and :meth:`prediction_step`."""
+        """Return a pass over ``dataloader``, ``description``; see ``predict`` and ``prediction_step``."""
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         return evaluation.run_loop(self, EvaluationSession, *given)
 
@@ -1127,7 +1133,7 @@ class Trainer(metaclass=CountsCounterparts):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Return what :meth:`evaluation_loop` does, as transformers before 4.5; for ``use_legacy_prediction_loop``."""
+        """Return what ``evaluation_loop`` does, as transformers before 4.5; for ``use_legacy_prediction_loop``."""
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         return evaluation.run_loop(self, LegacySession, *given)
 
@@ -1230,7 +1236,7 @@ class Trainer(metaclass=CountsCounterparts):
                 best=None if best is None else writer.begun_in / best,
                 protects_newest=self.semantics.rotation_protects_newest,
                 owned=writer.owned,
-                remover=writer.remover if self.is_in_train else None,
+                remover=writer.remover if self.lightning_backend.trains else None,
             )
 
     def _get_output_dir(self, trial: Trial | None = None) -> str:
@@ -1343,7 +1349,7 @@ class Trainer(metaclass=CountsCounterparts):
         write_model_card(self, described)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Create the repository on the Hub if it does not exist, and set ``hub_model_id``; see :meth:`push_to_hub`."""
+        """Create the repository on the Hub if it does not exist, and set ``hub_model_id``; see ``push_to_hub``."""
         self.hub_pusher.init_repo(self, token, private)
 
     def push_to_hub(
