@@ -2,7 +2,8 @@
 
 The agent is torch's own, with its rendezvous, variables and way to end; only the processes are forked where torchrun
 starts new ones. For scenarios whose numbers matter; how a process starts and exits is tested with torchrun itself.
-A request is ``{"script", "words", "processes"}``, see :mod:`tests.support.forking`.
+A request is ``{"script", "words", "processes"}``, see :mod:`tests.support.forking`; without processes it is as
+``python script word...``.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ IMPORTED = ("accelerate", "lightning.pytorch", "transformers.trainer", "hf_compa
 
 
 def run(script: str, *words: str) -> None:
-    """Run ``script`` in a rank, as ``python script word...`` would."""
+    """Run ``script``, as ``python script word...`` would."""
     rank_zero = importlib.import_module("lightning.fabric.utilities.rank_zero").rank_zero_only
-    rank_zero.rank = int(os.environ["RANK"])  # which Lightning has read as it was imported
+    rank_zero.rank = int(os.environ.get("RANK", "0"))  # which Lightning has read as it was imported
     sys.argv = [script, *words]
     runpy.run_path(script, run_name="__main__")
 
 
 def act(request: dict[str, Any]) -> int:
-    """Launch the ranks of ``request``."""
+    """Launch the ranks of ``request``, or run its script in this process."""
+    if request["processes"] is None:
+        run(request["script"], *request["words"])
+        return 0
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

@@ -168,6 +168,15 @@ class ForkServer:
 
 def forked_ranks(script: Path, *words: Any, processes: int = 2, **variables: str) -> Ended:
     """Run ``script`` as :func:`torchrun` does, in a fraction of the time: agent and ranks are forked, all imported."""
+    return _forked(script, words, processes, variables)
+
+
+def forked(script: Path, *words: Any, **variables: str) -> Ended:
+    """Run ``script`` as ``python script word...`` does, but for the time that its imports take."""
+    return _forked(script, words, None, variables)
+
+
+def _forked(script: Path, words: Sequence[Any], processes: int | None, variables: dict[str, str]) -> Ended:
     request = {"script": str(script), "words": [str(word) for word in words], "processes": processes}
     with tempfile.TemporaryDirectory() as folder:
         return _agents().call(Path(folder), variables, **request)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import weakref
 
 import numpy as np
@@ -24,7 +22,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentsError
 from hf_compat.trainer.evaluation_session import MetricStream, is_metric, real_samples
 from tests.support import helpers
-from tests.support.paths import ROOT
+from tests.support.processes import forked_ranks
 
 LOGITS = torch.tensor([[5.0, 1, 0], [0, 4, 1], [3, 2, 0], [0, 1, 9], [7, 0, 1]])
 LABELS = torch.tensor([0, 1, 1, 2, 2])  # predicted: 0, 1, 0, 2, 0
@@ -232,36 +230,31 @@ def test_what_a_metric_cannot_take_is_refused(tmp_path):
 
 SCRIPT = """
 import json, sys, torch, torch.distributed as dist
+from pathlib import Path
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC
-from hf_compat.distributed.processes import leave_processes, wait_for_gloo_threads
+from hf_compat.distributed.processes import leave_processes
 from hf_compat.trainer.evaluation_session import MetricStream
 
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
 scores, labels = torch.arange(7) * 0.37 % 1, torch.tensor([0, 1, 1, 0, 1, 0, 1])
 stream = MetricStream(MetricCollection({"auc": BinaryAUROC(), "hits": BinaryAccuracy()}), torch.device("cpu"), rank)
 # Sample 0 is drawn again, so that both shares of the last batch hold two samples.
 for shares, remainder in (([0, 1], [2, 3]), -1), (([4, 5], [6, 0]), 3):
     mine = torch.tensor(shares[rank])
     stream.update(scores[mine], labels[mine], remainder=remainder)
-print(json.dumps(stream.compute()))
-wait_for_gloo_threads()  # one that is not idle aborts a process that exits
+Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(stream.compute()))
 leave_processes()
 """
 
 
 def test_two_processes_count_each_sample_once(tmp_path):
     """Two processes find the numbers of one: states are merged, and the repeated sample counts once."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SCRIPT, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
-    found = [json.loads(process.communicate()[0]) for process in started]
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    ended = forked_ranks(script, tmp_path)
+    assert ended.code == 0, ended.output
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     # By hand: the scores of the classes 1 are 0.37, 0.74, 0.48, 0.22, those of 0 are 0, 0.11, 0.85.
     assert found == [pytest.approx({"auc": 8 / 12, "hits": 3 / 7})] * 2
