@@ -92,7 +92,7 @@ def test_repeated_samples_are_left_out(size, remainder, expected):
     assert tuple(real_samples(size, remainder, index) for index in range(2)) == expected
 
 
-def trainer_of(tmp_path, *, callbacks=(), given=None, **fields):
+def evaluating_trainer(tmp_path, *, callbacks=(), given=None, **fields):
     """Return a Trainer of a small classifier of vectors, and its 7 evaluation rows."""
     torch.manual_seed(0)
     arguments = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "per_device_eval_batch_size": 3}
@@ -122,7 +122,9 @@ def test_a_function_gives_the_same_numbers(tmp_path):
     """A metric and a function of all predictions agree, in every evaluation of a run, the last short batch included."""
     logs = []
     for metrics in (collection(), metrics_of_arrays):
-        trainer = trainer_of(tmp_path, given={"compute_metrics": metrics}, eval_strategy="epoch", num_train_epochs=3)
+        trainer = evaluating_trainer(
+            tmp_path, given={"compute_metrics": metrics}, eval_strategy="epoch", num_train_epochs=3
+        )
         trainer.train()
         trainer.evaluate()
         logs.append([entry for entry in trainer.state.log_history if "eval_loss" in entry])
@@ -156,7 +158,7 @@ class Forgetful(torchmetrics.Metric):
 def test_nothing_is_stored(tmp_path):
     """Predictions are gone with the next batch; an evaluation has none to return, a prediction has."""
     metric = Forgetful()
-    trainer = trainer_of(tmp_path, given={"compute_metrics": metric})
+    trainer = evaluating_trainer(tmp_path, given={"compute_metrics": metric})
     output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
     assert (output.predictions, output.label_ids, output.num_samples) == (None, None, 7)
     assert output.metrics["eval_Forgetful"] == 7
@@ -181,7 +183,7 @@ def test_preprocessing_comes_first_and_ignored_labels_are_the_metrics_own(tmp_pa
         "compute_metrics": MulticlassAccuracy(helpers.CLASSES, average="micro", ignore_index=-100),
         "preprocess_logits_for_metrics": best,
     }
-    trainer = trainer_of(tmp_path, given=given)
+    trainer = evaluating_trainer(tmp_path, given=given)
     output = trainer.predict(helpers.ListDataset(rows))
     assert calls == [3, 3, 1]
     scored = output.label_ids != -100
@@ -197,7 +199,7 @@ def test_best_model_monitor_and_several_sets(tmp_path):
     """
     sets = {name: helpers.ListDataset(helpers.vector_rows(5, seed=seed)) for seed, name in enumerate(("near", "far"))}
     stop = EarlyStopping("eval_far_hits", mode="max", patience=1, strict=False)
-    trainer = trainer_of(
+    trainer = evaluating_trainer(
         tmp_path,
         callbacks=[stop],
         given={"compute_metrics": collection(), "eval_dataset": sets},
@@ -217,7 +219,7 @@ def test_best_model_monitor_and_several_sets(tmp_path):
 def test_losses_alone(tmp_path, batch_eval_metrics):
     """With ``prediction_loss_only`` there is nothing to update with; ``batch_eval_metrics`` asks for no more."""
     fields = {"prediction_loss_only": True, "batch_eval_metrics": batch_eval_metrics}
-    metrics = trainer_of(tmp_path, given={"compute_metrics": collection()}, **fields).evaluate()
+    metrics = evaluating_trainer(tmp_path, given={"compute_metrics": collection()}, **fields).evaluate()
     assert "eval_hits" not in metrics
     assert "eval_loss" in metrics
 
@@ -225,7 +227,7 @@ def test_losses_alone(tmp_path, batch_eval_metrics):
 def test_what_a_metric_cannot_take_is_refused(tmp_path):
     """Inputs and losses are for functions: the error says so."""
     with pytest.raises(ArgumentsError, match=r"`include_for_metrics=\['loss'\]`.*torchmetrics"):
-        trainer_of(tmp_path, given={"compute_metrics": collection()}, include_for_metrics=["loss"])
+        evaluating_trainer(tmp_path, given={"compute_metrics": collection()}, include_for_metrics=["loss"])
 
 
 SCRIPT = """
