@@ -96,7 +96,7 @@ for hook_name in HOOKS:
         setattr(Seeing, hook_name, noting_callback(hook_name))
 
 
-def arguments(folder, **more):
+def accumulating(folder, **more):
     """Return arguments of a run of two epochs with accumulation and a short last window."""
     more = {
         "num_train_epochs": 2,
@@ -111,7 +111,7 @@ def arguments(folder, **more):
 
 def fit(folder, *callbacks, module, lightning=None, **more):
     """Train the pieces, and return their Lightning trainer with its module."""
-    args = arguments(folder, **more)
+    args = accumulating(folder, **more)
     keywords = {"logger": False, "accelerator": "cpu", "max_epochs": -1, "enable_progress_bar": False}
     callbacks = [*hf_compat.lightning.callbacks(args), *callbacks]
     trainer = pl.Trainer(callbacks=callbacks, **keywords, **(lightning or {}))
@@ -153,7 +153,7 @@ def test_hooks_are_called_as_by_lightning(tmp_path):
     rows = [{name: torch.tensor(value) for name, value in vector_rows(1)[0].items()}] * 4  # in whatever order
     keywords = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
     more = {"max_grad_norm": 0.0, "lr_scheduler_type": "constant", "optim": "sgd", "learning_rate": 0.1}
-    args = arguments(tmp_path, gradient_accumulation_steps=1, **more)
+    args = accumulating(tmp_path, gradient_accumulation_steps=1, **more)
     seen, weights = [], []
     for is_plain in (False, True):
         SEEN.clear()
@@ -276,10 +276,12 @@ def test_a_trainers_run_is_lean(tmp_path, monkeypatch, more):
         monkeypatch.setattr(pl.Callback, name, lambda *given, name=name: called.append(name))
         monkeypatch.setattr(pl.LightningModule, name, lambda *given, name=name: called.append(name))
     data = ListDataset(labelled_rows(7))
-    hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data).train()
+    hf_compat.Trainer(bert_classifier(), accumulating(tmp_path, **more), PadCollator(), data).train()
     assert called == []
     profiled = {"profiler": "simple"}
-    hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data, lightning=profiled).train()
+    hf_compat.Trainer(
+        bert_classifier(), accumulating(tmp_path, **more), PadCollator(), data, lightning=profiled
+    ).train()
     assert {*called} == {*HOOKS[1:5]}
 
 
@@ -343,7 +345,7 @@ def evaluate(folder, *, lightning=None):
     """Train with an evaluation per epoch, then evaluate and predict; return what the hooks saw and what came out."""
     callback = SeeingEvaluations()
     rows = ListDataset(labelled_rows(7))
-    args = arguments(folder, eval_strategy="epoch", per_device_eval_batch_size=2)
+    args = accumulating(folder, eval_strategy="epoch", per_device_eval_batch_size=2)
     hf_compat.set_seed(0)
     given = {"train_dataset": rows, "eval_dataset": rows, "callbacks": [callback], "lightning": lightning}
     trainer = hf_compat.Trainer(bert_classifier(), args, PadCollator(), **given)
@@ -373,7 +375,7 @@ def test_a_batch_of_a_later_evaluation_collects_no_metrics(tmp_path, monkeypatch
     collected = []
     monkeypatch.setattr(_LoggerConnector, "on_batch_end", lambda self: collected.append(self))
     rows = ListDataset(labelled_rows(7))
-    trainer = hf_compat.Trainer(bert_classifier(), arguments(tmp_path), PadCollator(), eval_dataset=rows)
+    trainer = hf_compat.Trainer(bert_classifier(), accumulating(tmp_path), PadCollator(), eval_dataset=rows)
     first, second = trainer.evaluate(), trainer.evaluate()
     assert first["eval_loss"] == second["eval_loss"]
     assert trainer.lightning_trainer.callback_metrics["eval_loss"] == pytest.approx(first["eval_loss"])
@@ -479,7 +481,7 @@ def test_evaluations_of_a_stream_longer_than_its_length(tmp_path, keywords):
     """In a fit and outside callbacks see all batches, the length as their number, and which is the last."""
     rows = SaysFour(labelled_rows(7))
     watching = Watching()
-    args = arguments(tmp_path, eval_strategy="epoch", per_device_eval_batch_size=2, num_train_epochs=1)
+    args = accumulating(tmp_path, eval_strategy="epoch", per_device_eval_batch_size=2, num_train_epochs=1)
     given = {"train_dataset": rows, "eval_dataset": rows, "callbacks": [watching], "lightning": keywords}
     trainer = hf_compat.Trainer(bert_classifier(), args, PadCollator(), **given)
     trainer.train()
@@ -516,7 +518,7 @@ def test_the_last_batch_is_known(tmp_path, keywords, rows, prepares):
         asked.append((len(prediction.label_ids), compute_result))
         return {"asked": len(asked)}
 
-    args = arguments(tmp_path, batch_eval_metrics=True)
+    args = accumulating(tmp_path, batch_eval_metrics=True)
     given = {"eval_dataset": ListDataset(labelled_rows(7)), "compute_metrics": counted, "lightning": keywords}
     metrics = Own(bert_classifier(), args, PadCollator(), **given).evaluate()
     assert asked == [(size, number == len(rows)) for number, size in enumerate(rows, 1)]
