@@ -29,11 +29,12 @@ from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import DistributedType, ProcessState, RunState
 from hf_compat.engine.moving import has_device_map
-from hf_compat.engine.precision import ForwardMixedPrecision, set_scaler
+from hf_compat.engine.precision import ForwardMixedPrecision, set_scaler, without_autocast
 from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, shared_sequences
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import NotSupportedError
 from hf_compat.memory import free_memory
+from hf_compat.model_facts import is_compiled, unwrap_model
 from hf_compat.nested import Nested
 from hf_compat.optim.prepared import load_on_device, unwrap_optimizer
 
@@ -600,9 +601,12 @@ class Accelerator(ProcessState):
         Args:
             model: The wrapped model.
             keep_fp32_wrapper: Whether its forward pass stays under autocast.
-            keep_torch_compile: Whether a compiled model stays compiled.
+            keep_torch_compile: Whether a model with no wrapper but ``torch.compile``'s is returned compiled.
         """
-        return preparing.unwrap(model, keeps_autocast=keep_fp32_wrapper, keeps_compiled=keep_torch_compile)
+        inner = unwrap_model(model)
+        if not keep_fp32_wrapper:
+            without_autocast(inner)
+        return model if keep_torch_compile and is_compiled(model) and model._orig_mod is inner else inner
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return ``model``'s full state dict.

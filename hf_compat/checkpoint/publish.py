@@ -120,7 +120,7 @@ def final_name(text: str) -> str:
 
     For messages: code that writes a file knows the hidden folder alone, and a user the final one.
     """
-    return _IN_TEXT.sub(lambda match: match["final"], text)
+    return _IN_TEXT.sub(r"\g<final>", text)
 
 
 def _is_alive(pid: int) -> bool:
