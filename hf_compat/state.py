@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 from hf_compat.arguments.releases import Semantics, resolve_semantics
 from hf_compat.atomic_files import read_json_object, write_text
@@ -20,7 +20,6 @@ from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.trainer.trainer import Trainer
 
 
 logger = logging.getLogger(__name__)
@@ -119,6 +118,16 @@ def _initial_epoch(semantics: Semantics | None = None) -> float | None:
     return 0 if (semantics or resolve_semantics()).state_epoch_starts_at_zero else None
 
 
+class HasRank(Protocol):
+    """What a state asks of its Trainer."""
+
+    def is_local_process_zero(self) -> bool:
+        """Return whether this is local rank 0."""
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this is rank 0."""
+
+
 @dataclass
 class TrainerState(metaclass=CountsCounterparts):
     """The progress of a run, saved in every checkpoint and passed to every callback."""
@@ -173,9 +182,9 @@ class TrainerState(metaclass=CountsCounterparts):
             self.stateful_callbacks = _export(self.stateful_callbacks or ())
 
     @classmethod
-    def initial(cls, semantics: Semantics, **given: Any) -> Self:
-        """Return the state before training with ``semantics``; ``given`` are other fields."""
-        return cls(epoch=_initial_epoch(semantics), **given)
+    def initial(cls, semantics: Semantics, **others: Any) -> Self:
+        """Return the state before training with ``semantics``; ``others`` are other fields."""
+        return cls(epoch=_initial_epoch(semantics), **others)
 
     def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
         """Write the state to the file ``json_path``, atomically."""
@@ -229,7 +238,7 @@ class TrainerState(metaclass=CountsCounterparts):
             if interval is not None:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
-    def init_training_references(self, trainer: Trainer, max_steps: int, num_train_epochs: int, trial: object) -> None:
+    def init_training_references(self, trainer: HasRank, max_steps: int, num_train_epochs: int, trial: object) -> None:
         """Set the fields that are known before the first update step of a ``train`` call.
 
         Args:

@@ -1,8 +1,10 @@
 """One thread, no hub, and no test that leaves the process other than it found it."""
 
 import contextlib
+import gc
 import importlib
 import os
+import sys
 import threading
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -65,6 +67,21 @@ def keeps_verbosity():
     yield
     if library_logging is not None:
         library_logging.set_verbosity(before)
+
+
+@pytest.fixture(scope="session")
+def frozen_modules():
+    """Names of the modules whose objects the garbage collector passes over."""
+    return set()
+
+
+@pytest.fixture(autouse=True)
+def collects_only_what_tests_make(frozen_modules):
+    """Keep each collection short: every run of either library makes some, and all that was imported takes a second."""
+    if not sys.modules.keys() <= frozen_modules:
+        frozen_modules.update(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 def _forget_upstreams_arguments():

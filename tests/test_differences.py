@@ -84,18 +84,18 @@ def test_every_row_has_an_entry():
     assert [first for first in TESTS if not any(entry.startswith(first) for entry in entries())] == []
 
 
-def arguments(library: Any, folder: Any, **fields: Any) -> Any:
+def short_arguments(library: Any, folder: Any, **fields: Any) -> Any:
     """Return the arguments of a short run of ``library``."""
     return library.TrainingArguments(str(folder / "out"), **{**FIELDS, **fields})
 
 
-def trainer_of(library: Any, folder: Any, kind: Any = None, model: Any = None, rows: int = 8, **given: Any) -> Any:
+def short_trainer(library: Any, folder: Any, kind: Any = None, model: Any = None, rows: int = 8, **given: Any) -> Any:
     """Return a Trainer of ``library`` for rows of vectors; keywords are fields, callbacks or functions."""
     own = {name: given.pop(name) for name in ("callbacks", "model_init", "compute_metrics") if name in given}
     data = ListDataset(vector_rows(rows))
     if "model_init" not in own:
         own["model"] = PlainModel() if model is None else model
-    args = arguments(library, folder, **given)
+    args = short_arguments(library, folder, **given)
     return (kind or library.Trainer)(args=args, train_dataset=data, eval_dataset=data, **own)
 
 
@@ -132,8 +132,8 @@ def test_overrides_of_older_releases(which, tmp_path):
         return {"compute_loss": OldLoss, "log": OldLog, "sampler": OldSampler}[which]
 
     with pytest.raises(TypeError):
-        trainer_of(transformers, tmp_path, classes(transformers), logging_steps=1).train()
-    trainer = trainer_of(hf_compat, tmp_path, classes(hf_compat), logging_steps=1)
+        short_trainer(transformers, tmp_path, classes(transformers), logging_steps=1).train()
+    trainer = short_trainer(hf_compat, tmp_path, classes(hf_compat), logging_steps=1)
     assert trainer.train().global_step == 2
 
 
@@ -148,18 +148,18 @@ def changed(trainer: Any) -> bool:
 def test_a_copy_of_a_trained_trainer(tmp_path):
     """It learns; a copy of transformers' own 5.24 does not."""
     for library, learns in ((transformers, not IS_5), (hf_compat, True)):
-        trainer = trainer_of(library, tmp_path)
+        trainer = short_trainer(library, tmp_path)
         trainer.train()
         assert changed(copy.deepcopy(trainer)) is learns
 
 
 def test_a_pickled_trainer(tmp_path):
     """One that has trained can be pickled, and its twin learns; transformers' schedule refers to what cannot be."""
-    trainer = trainer_of(transformers, tmp_path)
+    trainer = short_trainer(transformers, tmp_path)
     trainer.train()
     with pytest.raises(TypeError, match="cannot pickle"):
         pickle.dumps(trainer)
-    trainer = trainer_of(hf_compat, tmp_path)
+    trainer = short_trainer(hf_compat, tmp_path)
     trainer.train()
     assert changed(pickle.loads(pickle.dumps(trainer)))
 
@@ -167,7 +167,7 @@ def test_a_pickled_trainer(tmp_path):
 def test_the_group_of_a_parameter(tmp_path):
     """It is found by identity; transformers compares it with parameters of other shapes."""
     for library in (transformers, hf_compat):
-        trainer = trainer_of(library, tmp_path, learning_rate=0.5)
+        trainer = short_trainer(library, tmp_path, learning_rate=0.5)
         trainer.create_optimizer()
         last = list(trainer.model.parameters())[-1]
         if library is transformers:
@@ -206,7 +206,7 @@ def pairs(rows: Any) -> dict[str, Any]:
 def test_a_namedtuple_in_a_batch(tmp_path):
     """The model gets it, in training and in an evaluation; transformers makes it of one argument."""
     for library in (transformers, hf_compat):
-        trainer = trainer_of(library, tmp_path, model=OfPairs(), remove_unused_columns=False)
+        trainer = short_trainer(library, tmp_path, model=OfPairs(), remove_unused_columns=False)
         trainer.data_collator = pairs
         if library is transformers:
             with pytest.raises(TypeError, match="missing 1 required positional argument"):
@@ -230,7 +230,9 @@ class Strided(nn.Module):
 def test_weights_that_are_not_contiguous(tmp_path):
     """They are saved with their values, and resume; safetensors refuses them in transformers."""
     for library in (transformers, hf_compat):
-        trainer = trainer_of(library, tmp_path / library.__name__, model=Strided(), save_strategy="steps", save_steps=1)
+        trainer = short_trainer(
+            library, tmp_path / library.__name__, model=Strided(), save_strategy="steps", save_steps=1
+        )
         if library is transformers:
             with pytest.raises(ValueError, match="non contiguous"):
                 trainer.train()
@@ -244,7 +246,7 @@ def test_weights_that_are_not_contiguous(tmp_path):
 
 def test_random_states_of_numpy_1(tmp_path):
     """A checkpoint that names numpy's package as numpy 1 does: transformers does not read it with numpy 2."""
-    trainer = trainer_of(transformers, tmp_path, save_strategy="steps", save_steps=1)
+    trainer = short_trainer(transformers, tmp_path, save_strategy="steps", save_steps=1)
     trainer.train()
     checkpoint = f"{trainer.args.output_dir}/checkpoint-1"
     name = f"{checkpoint}/rng_state.pth"
@@ -254,8 +256,8 @@ def test_random_states_of_numpy_1(tmp_path):
         for entry, content in entries.items():
             target.writestr(entry, content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
     with pytest.raises(pickle.UnpicklingError, match=r"numpy\.core\.multiarray"):
-        trainer_of(transformers, tmp_path).train(resume_from_checkpoint=checkpoint)
-    assert trainer_of(hf_compat, tmp_path).train(resume_from_checkpoint=checkpoint).global_step == 2
+        short_trainer(transformers, tmp_path).train(resume_from_checkpoint=checkpoint)
+    assert short_trainer(hf_compat, tmp_path).train(resume_from_checkpoint=checkpoint).global_step == 2
 
 
 DROPPED = {
@@ -321,7 +323,7 @@ def test_tensors_in_logs(tmp_path):
 
     logs = {"a": torch.tensor(2.5), "b": 1.0}
     state = transformers.TrainerState(is_world_process_zero=True)
-    TensorBoardCallback(Writer()).on_log(arguments(transformers, tmp_path), state, None, logs=dict(logs))
+    TensorBoardCallback(Writer()).on_log(short_arguments(transformers, tmp_path), state, None, logs=dict(logs))
     assert written == {"train/b": 1.0}
     assert numbers(logs) == {"a": 2.5, "b": 1.0}
 
@@ -331,7 +333,7 @@ def test_the_token_is_not_saved(tmp_path):
     found = {}
     for library in (transformers, hf_compat):
         folder = tmp_path / library.__name__
-        trainer_of(library, folder, hub_token="t0p-secret").save_model(str(folder / "model"))
+        short_trainer(library, folder, hub_token="t0p-secret").save_model(str(folder / "model"))
         found[library] = b"t0p-secret" in (folder / "model" / "training_args.bin").read_bytes()
     assert found == {transformers: True, hf_compat: False}
 
@@ -339,8 +341,8 @@ def test_the_token_is_not_saved(tmp_path):
 def test_evaluating_with_patience_and_no_metric(tmp_path):
     """``evaluate`` returns its metrics although ``EarlyStoppingCallback`` has no metric to watch."""
     with pytest.raises(AttributeError):
-        trainer_of(transformers, tmp_path, callbacks=[transformers.EarlyStoppingCallback()]).evaluate()
-    trainer = trainer_of(hf_compat, tmp_path, callbacks=[hf_compat.EarlyStoppingCallback()])
+        short_trainer(transformers, tmp_path, callbacks=[transformers.EarlyStoppingCallback()]).evaluate()
+    trainer = short_trainer(hf_compat, tmp_path, callbacks=[hf_compat.EarlyStoppingCallback()])
     assert "eval_loss" in trainer.evaluate()
     with pytest.raises(AssertionError):
         trainer.train()
@@ -356,7 +358,7 @@ def test_a_group_added_in_a_callback(tmp_path):
                     optimizer = getattr(optimizer, "optimizer", optimizer)
                     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5})
 
-        trainer = trainer_of(library, tmp_path, callbacks=[Adds()], max_steps=3)
+        trainer = short_trainer(library, tmp_path, callbacks=[Adds()], max_steps=3)
         trainer.train()
         return trainer
 
@@ -372,7 +374,7 @@ def test_a_step_set_by_a_callback(tmp_path):
         def on_step_begin(self, args, state, control, **given):
             state.global_step = 100
 
-    trainer = trainer_of(hf_compat, tmp_path, callbacks=[Sets()], max_steps=3)
+    trainer = short_trainer(hf_compat, tmp_path, callbacks=[Sets()], max_steps=3)
     assert trainer.train().global_step == 3
 
 
@@ -401,15 +403,15 @@ def test_models_that_transformers_cannot_take(which, tmp_path):
         "tied weights": (Tied, {"save_strategy": "steps", "save_steps": 1}),
     }[which]
     with pytest.raises((AttributeError, IndexError, RuntimeError, TypeError, ValueError)):
-        trainer_of(transformers, tmp_path / "theirs", model=model(), **fields).train()
-    assert trainer_of(hf_compat, tmp_path / "ours", model=model(), **fields).train().global_step == 2
+        short_trainer(transformers, tmp_path / "theirs", model=model(), **fields).train()
+    assert short_trainer(hf_compat, tmp_path / "ours", model=model(), **fields).train().global_step == 2
 
 
 def test_arguments_without_generation(tmp_path):
     """``Seq2SeqTrainer`` takes ``TrainingArguments``; transformers' looks for ``generation_config`` in them."""
     with pytest.raises(AttributeError):
-        trainer_of(transformers, tmp_path, transformers.Seq2SeqTrainer).evaluate()
-    assert "eval_loss" in trainer_of(hf_compat, tmp_path, hf_compat.Seq2SeqTrainer).evaluate()
+        short_trainer(transformers, tmp_path, transformers.Seq2SeqTrainer).evaluate()
+    assert "eval_loss" in short_trainer(hf_compat, tmp_path, hf_compat.Seq2SeqTrainer).evaluate()
 
 
 SAVES_ONCE = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
@@ -424,7 +426,7 @@ def test_metrics_of_an_overridden_save(tmp_path):
             seen["metrics"] = metrics
             super()._save_checkpoint(model, trial)
 
-    trainer_of(hf_compat, tmp_path, Saves, **SAVES_ONCE).train()
+    short_trainer(hf_compat, tmp_path, Saves, **SAVES_ONCE).train()
     assert "eval_loss" in seen["metrics"]
 
 
@@ -441,7 +443,7 @@ def test_overrides_write_into_a_hidden_folder(tmp_path):
             seen["_save"] = output_dir
             super()._save(output_dir, state_dict)
 
-    trainer_of(hf_compat, tmp_path, Saves, **SAVES_ONCE).train()
+    short_trainer(hf_compat, tmp_path, Saves, **SAVES_ONCE).train()
     assert seen["save_model"] == seen["_save"]
     assert ".checkpoint-2.partial-" in str(seen["_save"])
     assert (tmp_path / "out" / "checkpoint-2" / "model.safetensors").is_file()
@@ -454,7 +456,7 @@ def test_lines_of_a_save_name_the_hidden_folder(tmp_path, caplog):
     fields = {"save_strategy": "steps", "save_steps": 2}
     rows = ListDataset([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8)
     try:
-        args = arguments(hf_compat, tmp_path, **fields)
+        args = short_arguments(hf_compat, tmp_path, **fields)
         with caplog.at_level(logging.INFO, logger="transformers"):
             hf_compat.Trainer(GPT2(), args, train_dataset=rows).train()
     finally:
@@ -468,7 +470,7 @@ def test_sentences_of_the_model_card(tmp_path):
     """The card says in hf_compat's own words where the model comes from."""
     texts = {}
     for library in (transformers, hf_compat):
-        trainer = trainer_of(library, tmp_path / library.__name__, model=GPT2())
+        trainer = short_trainer(library, tmp_path / library.__name__, model=GPT2())
         trainer.create_model_card()
         texts[library] = (tmp_path / library.__name__ / "out" / "README.md").read_text()
     assert "This model is a fine-tuned version of" in texts[transformers]
@@ -495,7 +497,7 @@ def test_states_of_callbacks_of_one_class(library, tmp_path):
 
     def run(steps, first, second, **fields):
         saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": steps, **fields}
-        return trainer_of(library, tmp_path, callbacks=[Counts(first), Counts(second)], **saving)
+        return short_trainer(library, tmp_path, callbacks=[Counts(first), Counts(second)], **saving)
 
     run(2, 10, 20).train()
     trainer = run(3, 0, 0, restore_callback_states_from_checkpoint=True)
@@ -507,7 +509,7 @@ def test_states_of_callbacks_of_one_class(library, tmp_path):
 @pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
 def test_precision_of_a_later_trainer(library, tmp_path):
     """A Trainer after one with ``bf16`` computes in its own precision; under transformers 4.57 in bf16 too."""
-    found = [trainer_of(library, tmp_path, bf16=bf16).accelerator.mixed_precision for bf16 in (True, False)]
+    found = [short_trainer(library, tmp_path, bf16=bf16).accelerator.mixed_precision for bf16 in (True, False)]
     assert found == ["bf16", "no" if library is hf_compat or IS_5 else "bf16"]
 
 
@@ -521,7 +523,7 @@ def test_noise_with_a_model_init(tmp_path):
         def on_step_end(self, args, state, control, model=None, **given):
             seen.append(len(model.get_input_embeddings()._forward_hooks))
 
-    args = arguments(hf_compat, tmp_path, neftune_noise_alpha=1.0)
+    args = short_arguments(hf_compat, tmp_path, neftune_noise_alpha=1.0)
     rows = ListDataset([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8)
     trainer = hf_compat.Trainer(model_init=GPT2, args=args, train_dataset=rows, callbacks=[Looks()])
     trainer.train()
@@ -539,7 +541,7 @@ def test_a_collator_assigned_to_the_loader(tmp_path):
                 train_dataloader.collate_fn = lambda rows: zeros
 
         torch.manual_seed(0)
-        args = arguments(library, tmp_path / library.__name__, logging_steps=1)
+        args = short_arguments(library, tmp_path / library.__name__, logging_steps=1)
         rows = ListDataset(vector_rows(4))
         trainer = library.Trainer(PlainModel(dropout=0.0), args, train_dataset=rows, callbacks=[Zeros()])
         outputs = trainer.model(**zeros)["loss"].item()
@@ -557,7 +559,7 @@ def test_accelerates_number_of_batches(tmp_path, monkeypatch):
 
     def norm(library, folder):
         torch.manual_seed(0)
-        args = arguments(library, tmp_path / library.__name__ / folder, logging_steps=1)
+        args = short_arguments(library, tmp_path / library.__name__ / folder, logging_steps=1)
         trainer = library.Trainer(PlainModel(dropout=0.0), args, train_dataset=ListDataset(vector_rows(4)))
         trainer.train()
         return trainer.state.log_history[0]["grad_norm"]
@@ -573,20 +575,20 @@ def test_metrics_in_a_notebook(tmp_path):
     pytest.importorskip("IPython")
     from hf_compat.callbacks.notebook import NotebookProgressCallback
 
-    trainer = trainer_of(hf_compat, tmp_path, callbacks=[NotebookProgressCallback])
+    trainer = short_trainer(hf_compat, tmp_path, callbacks=[NotebookProgressCallback])
     assert "eval_runtime" in trainer.evaluate()
 
 
 def test_no_callback_saves_on_a_signal(tmp_path):
     """With ``enable_jit_checkpoint`` there is no ``JITCheckpointCallback``: the run itself saves."""
-    trainer = trainer_of(hf_compat, tmp_path, enable_jit_checkpoint=True, save_strategy="steps")
+    trainer = short_trainer(hf_compat, tmp_path, enable_jit_checkpoint=True, save_strategy="steps")
     assert not [each for each in trainer.callback_handler.callbacks if "JIT" in type(each).__name__]
     assert not hasattr(hf_compat, "JITCheckpointCallback")
 
 
 def test_arguments_of_transformers_are_copied(tmp_path):
     """What is assigned to transformers' own arguments after the Trainer was built has no effect."""
-    args = arguments(transformers, tmp_path)
+    args = short_arguments(transformers, tmp_path)
     trainer = hf_compat.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
     args.max_steps = 1
     assert trainer.train().global_step == 2
@@ -625,8 +627,8 @@ def test_a_lone_process_of_a_launcher(tmp_path):
 def test_a_backend_in_a_single_process(tmp_path):
     """There is nothing to communicate with; transformers raises an error on the CPU."""
     with pytest.raises(ValueError, match="process group has not been initialized"):
-        _ = arguments(transformers, tmp_path, ddp_backend="gloo").device
-    assert trainer_of(hf_compat, tmp_path, ddp_backend="gloo").train().global_step == 2
+        _ = short_arguments(transformers, tmp_path, ddp_backend="gloo").device
+    assert short_trainer(hf_compat, tmp_path, ddp_backend="gloo").train().global_step == 2
 
 
 @pytest.mark.parametrize("name", ["is_loaded_in_8bit", "is_loaded_in_4bit", "neither"])
@@ -656,11 +658,11 @@ def test_launched_without_a_gpu(tmp_path):
 @pytest.mark.parametrize("steps", [0.0, 1.0, 2.0])
 def test_whole_steps_of_warmup_as_a_float(steps, tmp_path):
     """Under 4.57's semantics they are that many update steps; transformers 4.57 takes integers alone."""
-    ours = arguments(hf_compat, tmp_path, warmup_steps=steps, semantics="4.57")
+    ours = short_arguments(hf_compat, tmp_path, warmup_steps=steps, semantics="4.57")
     assert (type(ours.warmup_steps), ours.get_warmup_steps(40)) == (int, steps)
     if not IS_5:
         with pytest.raises(ValueError, match="warmup_steps must be of type int"):
-            arguments(transformers, tmp_path, warmup_steps=steps)
+            short_arguments(transformers, tmp_path, warmup_steps=steps)
 
 
 class Notes(nn.Module):
@@ -688,7 +690,7 @@ def test_resuming_with_another_accumulation(library, before, after, tmp_path):
 
     def seen(folder: Any, accumulation: int, checkpoint: Any = None) -> list[list[int]]:
         fields = {"max_steps": -1, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
-        args = arguments(library, folder, gradient_accumulation_steps=accumulation, **fields)
+        args = short_arguments(library, folder, gradient_accumulation_steps=accumulation, **fields)
         trainer = library.Trainer(Notes(), args, train_dataset=rows)
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer.model.seen
@@ -795,8 +797,8 @@ def test_more_batches_than_said(library, tmp_path):
 
     whole, rest = Ends(), Ends()
     fields = {"max_steps": -1, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
-    trainer_of(library, tmp_path, Samples, rows=12, callbacks=[whole], **fields).train()
-    trainer = trainer_of(library, tmp_path, Samples, rows=12, callbacks=[rest], **fields)
+    short_trainer(library, tmp_path, Samples, rows=12, callbacks=[whole], **fields).train()
+    trainer = short_trainer(library, tmp_path, Samples, rows=12, callbacks=[rest], **fields)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     assert whole.steps == [4, 8]
     assert rest.steps == ([4, 8] if library is hf_compat or IS_5 else [6, 8])
@@ -819,7 +821,7 @@ def test_a_dispatched_stream_that_ends_early(dispatches, tmp_path):
 
     def run(library: Any) -> Any:
         fields = {"max_steps": 10, "accelerator_config": {"dispatch_batches": dispatches}}
-        return library.Trainer(PlainModel(), arguments(library, tmp_path, **fields), train_dataset=Once()).train()
+        return library.Trainer(PlainModel(), short_arguments(library, tmp_path, **fields), train_dataset=Once()).train()
 
     assert run(hf_compat).global_step == 2
     if dispatches is False:
@@ -843,7 +845,7 @@ def test_an_empty_stream(tmp_path):
     """Training ends without an update step; in transformers 5 the dispatcher raises an error."""
 
     def run(library: Any) -> Any:
-        return library.Trainer(PlainModel(), arguments(library, tmp_path), train_dataset=Empty()).train()
+        return library.Trainer(PlainModel(), short_arguments(library, tmp_path), train_dataset=Empty()).train()
 
     assert run(hf_compat).global_step == 0
     if IS_5:
@@ -855,7 +857,7 @@ def test_an_empty_stream(tmp_path):
 
 def test_a_stream_that_ends_early(tmp_path, caplog):
     """A stream that has no more rows before ``max_steps`` ends training, with a warning."""
-    args = arguments(hf_compat, tmp_path, max_steps=10)
+    args = short_arguments(hf_compat, tmp_path, max_steps=10)
     with caplog.at_level("WARNING"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trained = hf_compat.Trainer(PlainModel(), args, train_dataset=Once()).train()

@@ -69,15 +69,15 @@ class TrackedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._loader
-        for batch, is_last in _with_ends(loader) if self._reads_ahead else self._as_told():
-            self.end_of_dataloader, self.remainder = is_last, getattr(loader, "remainder", -1)
-            yield batch
-
-    def _as_told(self) -> Iterator[tuple[Any, bool]]:
-        """Yield each batch, and whether the loader, or its length, says that it is the last."""
-        loader = self._loader
+        if self._reads_ahead:
+            for batch, is_last in _with_ends(loader):
+                self.end_of_dataloader, self.remainder = is_last, getattr(loader, "remainder", -1)
+                yield batch
+            return
         for count, batch in enumerate(loader, 1):
-            yield batch, bool(loader.end_of_dataloader) if self.is_prepared else count == len(loader)
+            self.end_of_dataloader = bool(loader.end_of_dataloader) if self.is_prepared else count == len(loader)
+            self.remainder = getattr(loader, "remainder", -1)
+            yield batch
 
 
 def _with_ends(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

@@ -157,8 +157,8 @@ _OF_MODULES = re.compile(
 OF_SANITY_CHECK = ("on_sanity_check_end", "on_sanity_check_start")
 """Hooks that a run calls with ``num_sanity_val_steps``."""
 
-LastCallback = Checkpoint
-"""A callback that Lightning calls after all others, and beside which it adds no ``ModelCheckpoint``; does nothing."""
+IdleHooks = Checkpoint
+"""Hooks that do nothing: a callback that Lightning calls after all others, and beside which it adds none that saves."""
 
 
 def defines_hook(callback: Callback, hook: str) -> bool:
@@ -332,7 +332,7 @@ def _name(callback: Callback) -> str:
     return type(callback).__name__
 
 
-class FirstCallback(pl.Callback):
+class RunStarter(pl.Callback):
     """Begins a run before any callback is set up; the first callback of a ``lightning.Trainer``.
 
     Args:

@@ -57,7 +57,7 @@ from hf_compat.model_facts import (
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.optim.optimizers import parse_optim_args
 from hf_compat.optim.schedulers import unknown_scheduler_kwargs
-from hf_compat.overriding import check_is_module, is_ours
+from hf_compat.overriding import check_is_module, is_overridden
 from hf_compat.state import TrainerState, is_exportable
 from hf_compat.trainer.batch_size import batch_size_problems
 from hf_compat.trainer.evaluation_session import is_metric
@@ -169,7 +169,7 @@ def _setup_problems(trainer: Trainer) -> list[str]:
         backend.callbacks, effective_args(args), shards_model=backend.traits.shards_model, keywords=backend.keywords
     )
     for name in ("dispatch_batches", "split_batches"):
-        if not backend.loop.shards_batches and getattr(args.accelerator_config, name):
+        if not backend.loop_settings.shards_batches and getattr(args.accelerator_config, name):
             problems.append(
                 f"`lightning={{'use_distributed_sampler': False}}` contradicts `accelerator_config={{{name!r}: True}}` "
                 "of the training arguments. Set one of them only."
@@ -230,7 +230,7 @@ def _metrics_problems(trainer: Trainer) -> list[str]:
     """Return why ``compute_metrics`` cannot be used, unless an override may make something else of it."""
     metrics = trainer.compute_metrics
     evaluates = (trainer.evaluate, trainer.predict, trainer.evaluation_loop, trainer.prediction_loop)
-    if metrics is None or callable(metrics) or not all(map(is_ours, evaluates)):
+    if metrics is None or callable(metrics) or any(map(is_overridden, evaluates)):
         return []
     shown = repr(metrics) if isinstance(metrics, str) else f"an object of type {type(metrics).__name__}"
     return [
@@ -259,8 +259,8 @@ def _takes_result(compute_metrics: Callable[..., object]) -> bool:
 def _optimization_problems(trainer: Trainer) -> Sequence[str]:
     """Return the problems of ``optim_args``, unless an overridden method reads them."""
     named = trainer.optimizer is None and trainer.optimizer_cls_and_kwargs is None
-    own_both = is_ours(trainer.create_optimizer_and_scheduler)
-    if named and own_both and is_ours(trainer.create_optimizer) and is_ours(trainer.get_optimizer_cls_and_kwargs):
+    makers = (trainer.create_optimizer_and_scheduler, trainer.create_optimizer, trainer.get_optimizer_cls_and_kwargs)
+    if named and not any(map(is_overridden, makers)):
         try:
             parse_optim_args(trainer.args.optim_args)
         except ArgumentsError as error:
@@ -270,8 +270,8 @@ def _optimization_problems(trainer: Trainer) -> Sequence[str]:
 
 def _schedule_problems(trainer: Trainer) -> list[str]:
     """Return the keywords that the schedule does not take, unless an overridden method makes it."""
-    makes_own = is_ours(trainer.create_optimizer_and_scheduler) and is_ours(trainer.create_scheduler)
-    if trainer.lr_scheduler is not None or not makes_own:
+    makers = (trainer.create_optimizer_and_scheduler, trainer.create_scheduler)
+    if trainer.lr_scheduler is not None or any(map(is_overridden, makers)):
         return []
     args = trainer.args
     return unknown_scheduler_kwargs(args.lr_scheduler_type, args.lr_scheduler_kwargs, trainer.semantics)
@@ -454,7 +454,7 @@ def _check_computes_loss(trainer: Trainer, model: nn.Module) -> None:
             f"`model`: {name} computes hidden states only and cannot be used as is for training. Use a model with a "
             "head for the task, such as an `AutoModelFor...`."
         )
-    if lacks_forward(model) and is_ours(type(trainer)._wrap_model):
+    if lacks_forward(model) and not is_overridden(type(trainer)._wrap_model):
         raise UntrainableModelError(
             f"`model`: {name} is a LightningModule. Pass an nn.Module whose `forward` returns the loss; the page "
             "'Coming from Lightning' says where its methods go."
@@ -503,7 +503,7 @@ def _places_model(trainer: Trainer) -> bool:
 
 def _uses_model_loss(trainer: Trainer) -> bool:
     """Return whether training uses the loss that the model returns."""
-    own = is_ours(trainer.compute_loss) and is_ours(trainer.training_step)
+    own = not is_overridden(trainer.compute_loss) and not is_overridden(trainer.training_step)
     return trainer.train_dataset is not None and trainer.compute_loss_func is None and own
 
 

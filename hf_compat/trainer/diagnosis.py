@@ -12,7 +12,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ from hf_compat.errors import HFCompatError, LossError, UntrainableModelError, de
 from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
-    from hf_compat.trainer.trainer import Trainer
+    from hf_compat.arguments.training_arguments import TrainingArguments
+    from hf_compat.callbacks import CallbackHandler
 
 
 _NO_GRADIENTS = "element 0 of tensors does not require grad"
@@ -36,6 +37,20 @@ _OF_SHAPES = re.compile(r"size|shape|dimension|batch|broadcast|[Ii]ndex", re.I)
 _OF_CALL = re.compile(r"forward\(\) (missing .*?|got an unexpected keyword argument )'(\w+)'")
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _INTEGERS = ("input_ids", "decoder_input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")
+
+
+class Diagnosed(Protocol):
+    """What of a Trainer says why an error was raised."""
+
+    args: TrainingArguments
+    model: Any
+    optimizer: Any
+    train_dataset: Any
+    eval_dataset: Any
+    compute_loss_func: Any
+    label_smoother: Any
+    callback_handler: CallbackHandler
+    _signature_columns: Any
 
 
 def explain_backward(source: str, model: nn.Module, loss: Tensor, error: RuntimeError) -> None:
@@ -88,7 +103,7 @@ def _why_without(loss: Tensor, model: nn.Module) -> str:
     )
 
 
-def note_inputs(error: Exception, trainer: Trainer, inputs: object) -> None:
+def note_inputs(error: Exception, trainer: Diagnosed, inputs: object) -> None:
     """Add to ``error``, of a forward pass, what ``inputs`` have that the model of ``trainer`` cannot take."""
     if not isinstance(inputs, Mapping) or isinstance(error, HFCompatError):
         return
@@ -99,7 +114,7 @@ def note_inputs(error: Exception, trainer: Trainer, inputs: object) -> None:
 
 
 @contextlib.contextmanager
-def noting(trainer: Trainer, *, evaluates: bool = False) -> Iterator[None]:
+def noting(trainer: Diagnosed, *, evaluates: bool = False) -> Iterator[None]:
     """Context that adds to an error, which ends a run or, if it ``evaluates``, an evaluation, what is known of it."""
     try:
         yield
@@ -121,7 +136,7 @@ def _add(error: Exception, note: str) -> None:
 # What the batch tells
 
 
-def _ids(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _ids(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     get: Any = getattr(trainer.model, "get_input_embeddings", None)
     size = getattr(get() if callable(get) else None, "num_embeddings", None)
     for name in ("input_ids", "decoder_input_ids"):
@@ -140,7 +155,7 @@ def _ids(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Itera
             )
 
 
-def _dimensions(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _dimensions(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.ndim == 2:
         return
@@ -152,7 +167,7 @@ def _dimensions(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -
     yield f"`input_ids`: of shape {tuple(ids.shape)}, but a model takes (samples, tokens). {remedy}"
 
 
-def _positions(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _positions(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     ids, config = inputs.get("input_ids"), getattr(trainer.model, "config", None)
     for name in _POSITIONS:
         limit = getattr(config, name, None)
@@ -177,7 +192,7 @@ def _first_position(model: nn.Module) -> int:
     return 0
 
 
-def _token_types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _token_types(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     types, count = (
         inputs.get("token_type_ids"),
         getattr(getattr(trainer.model, "config", None), "type_vocab_size", None),
@@ -189,7 +204,7 @@ def _token_types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) 
         )
 
 
-def _shapes(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _shapes(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     if not _OF_SHAPES.search(str(error)):
         return
     shapes = {name: tuple(value.shape) for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim}
@@ -205,7 +220,7 @@ def _shapes(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> It
         )
 
 
-def _labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _labels(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     labels = inputs.get("labels")
     if not isinstance(labels, Tensor) or not labels.numel() or not _OF_LABELS.search(str(error)):
         return
@@ -237,7 +252,7 @@ def _labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> It
         yield f"{kind} floats. Convert them, `labels.float()`."
 
 
-def _smoothing(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _smoothing(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     factor = trainer.args.label_smoothing_factor
     if trainer.label_smoother is not None and "labels" not in inputs and isinstance(error, TypeError | KeyError):
         yield (
@@ -246,7 +261,7 @@ def _smoothing(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) ->
         )
 
 
-def _types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _types(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     own = next((value.dtype for value in trainer.model.parameters() if value.is_floating_point()), None)
     if own is None or not _OF_TYPES.search(str(error)):
         return
@@ -258,7 +273,7 @@ def _types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Ite
             )
 
 
-def _lists(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _lists(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     names = [f"`{name}`" for name, value in inputs.items() if isinstance(value, list)]
     if names and isinstance(error, AttributeError | TypeError) and "list" in str(error):
         yield (
@@ -267,7 +282,7 @@ def _lists(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Ite
         )
 
 
-def _arguments(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _arguments(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(error, TypeError):
         return
     if trainer.compute_loss_func is not None and "'num_items_in_batch'" in str(error):
@@ -285,7 +300,7 @@ def _arguments(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) ->
     )
 
 
-def _missing_labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _missing_labels(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
     if key in ("label", "label_ids") and "labels" in inputs:
         yield f"`{key}`: the collator names it `labels`."
@@ -300,7 +315,7 @@ def _missing_labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any
         )
 
 
-def _no_inputs(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _no_inputs(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     if "input_ids or inputs_embeds" not in str(error) and "decoder_input_ids" not in str(error):
         return
     if "input_ids" not in inputs:
@@ -322,7 +337,7 @@ _OF_INPUTS = (
 # What the run tells
 
 
-def _columns(trainer: Trainer) -> list[str]:
+def _columns(trainer: Diagnosed) -> list[str]:
     """Return the names of the columns of the Trainer's data sets, before any were removed."""
     names: dict[str, None] = {}
     evaluated = trainer.eval_dataset
@@ -333,7 +348,7 @@ def _columns(trainer: Trainer) -> list[str]:
     return [*names]
 
 
-def _removed(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _removed(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     if not isinstance(error, KeyError) or not trainer.args.remove_unused_columns:
         return
     kept = trainer._signature_columns or ()
@@ -347,7 +362,7 @@ def _removed(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[st
         )
 
 
-def _control(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _control(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     returned = trainer.callback_handler.returned
     if returned is None:
         return
@@ -359,13 +374,13 @@ def _control(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[st
         )
 
 
-def _optimizer(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _optimizer(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     optimizer = unwrap_optimizer(trainer.optimizer)
     if isinstance(error, KeyError) and optimizer is not None:
         yield from other_optimizer(error, optimizer)
 
 
-def _data(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _data(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     field = "eval_dataset" if evaluates else "train_dataset"
     if str(error) == f"object of type {type(getattr(trainer, field)).__name__!r} has no len()":
         yield f"`{field}`: a dataset has `__len__` and `__getitem__`, or derives from torch's `IterableDataset`."
@@ -377,7 +392,7 @@ def _data(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
         )
 
 
-def _memory(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _memory(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         return
     if evaluates:
@@ -394,7 +409,7 @@ def _memory(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str
     )
 
 
-def _predictions(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _predictions(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     if evaluates and "Sizes of tensors must match except in dimension 0" in str(error):
         yield (
             "`preprocess_logits_for_metrics`: the predictions of batches differ in their third dimension or one behind "
@@ -450,7 +465,7 @@ _ADVICE = {
 """A part of an error's text to what to do."""
 
 
-def _advice(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _advice(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     told = str(error)
     yield from (advice for pattern, advice in _ADVICE.items() if re.search(pattern, told))
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.callbacks.handler import fire
 from hf_compat.data.loader import TrackedLoader
 from hf_compat.errors import DataError, LossError, MetricsError, described
 from hf_compat.metrics import denumpify_detensorize, has_length
@@ -256,7 +255,7 @@ class EvaluationSession:
         if self._keeps or self._per_batch:
             logits, labels, main_inputs = self._gather(inputs, observed or 0, logits, labels)
         if self._fires_events:
-            fire(trainer, "on_prediction_step")
+            trainer.control = trainer.callback_handler.on_prediction_step(trainer.args, trainer.state, trainer.control)
         self._steps += 1
         if self._per_batch:
             self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, main_inputs))
@@ -305,7 +304,8 @@ class EvaluationSession:
             logits = self._pad(logits, "logits", _LOGITS_REMEDY)
             if self._stream is None:  # otherwise they are preprocessed already
                 logits = self._preprocess(logits, labels)
-        if self.gathers_for_metrics and trainer.accelerator.gradient_state.end_of_dataloader:
+        has_parts = logits is not None or labels is not None
+        if has_parts and self.gathers_for_metrics and trainer.accelerator.gradient_state.end_of_dataloader:
             self._warn_of_cut_rows(samples, predictions=logits, labels=labels)
         if logits is not None:
             logits = gather(logits)
@@ -468,3 +468,48 @@ class EvaluationSession:
         else:
             samples = self._observed
         return samples or self._observed
+
+
+class LegacySession(EvaluationSession):
+    """An evaluation that always keeps predictions as the model returned them, and concatenates them.
+
+    So ``preprocess_logits_for_metrics`` and ``eval_do_concat_batches`` have no effect, ``batch_eval_metrics`` gets the
+    main input only, and the mean loss includes infinite losses in all releases.
+
+    Raises:
+        DataError: If the loader has no length or no batch size.
+
+    References:
+        Same numbers as transformers 4.57 ``Trainer.prediction_loop``.
+    """
+
+    gathers_for_metrics = False
+
+    def __init__(self, trainer: Trainer, model: nn.Module, loader: Iterable[Any], **settings: Any) -> None:
+        length_is_known = has_length(loader)
+        if not length_is_known:
+            raise DataError(
+                "`use_legacy_prediction_loop=True`: the dataloader must implement a working __len__. Set it to False "
+                "for data without length."
+            )
+        size = getattr(loader, "total_batch_size", None) or getattr(loader, "batch_size", None)
+        if size is None:
+            raise DataError(
+                "`use_legacy_prediction_loop=True`: Batch size cannot be None in the loader. Set it to False."
+            )
+        super().__init__(trainer, model, loader, **{**settings, "keeps_predictions": True})
+        self.batch_size = size
+        self._losses, self._predictions, self._labels, self._inputs = (EvalAccumulator() for _ in range(4))
+
+    def _preprocess(self, logits: Nested, labels: Nested | None) -> Nested:
+        return logits
+
+    def _batch_inputs(self, inputs: Nested, main_inputs: Nested | None) -> Nested | None:
+        return main_inputs
+
+    def _mean_loss(self, losses: np.ndarray[Any, Any] | list[np.ndarray[Any, Any]] | None) -> float | None:
+        return float(losses.mean().item()) if isinstance(losses, np.ndarray) else None
+
+    def _count_samples(self) -> int:
+        assert self.examples is not None, "a loader without length is refused"
+        return self.examples

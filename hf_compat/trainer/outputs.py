@@ -187,8 +187,9 @@ class _Run:
         self._blocks[-1][begin : self._used].view(tensor.shape).copy_(tensor.detach())
         parts, rows, shape = self._parts[-1], tensor.shape[0], tensor.shape[1:]
         if parts and parts[-1][1] == shape:
-            rows += parts.pop()[0]
-        parts.append((rows, shape))
+            parts[-1] = parts[-1][0] + rows, shape
+        else:
+            parts.append((rows, shape))
 
     def take(self) -> Iterator[Tensor]:
         """Yield the tensors, several of one shape as one; each block is freed as soon as they have been used."""

@@ -4,15 +4,11 @@ import math
 
 import pytest
 
-from hf_compat import TrainingArguments
 from hf_compat.arguments.derived import is_better, notes_best_step, worst_value
 from hf_compat.arguments.releases import resolve_semantics
+from tests.support.trainers import arguments
 
 NEW, OLD = resolve_semantics("5.24"), resolve_semantics("4.57")
-
-
-def arguments(**fields):
-    return TrainingArguments("out", use_cpu=True, **fields)
 
 
 @pytest.mark.parametrize(("greater", "better"), [(True, 2.0), (False, 0.5)])

@@ -2,12 +2,8 @@
 
 import pytest
 
-from hf_compat import TrainingArguments
 from hf_compat.arguments.derived import due_by, epochs_to_train, evaluates_in_training, saves_checkpoints
-
-
-def arguments(**fields):
-    return TrainingArguments("out", use_cpu=True, **fields)
+from tests.support.trainers import arguments
 
 
 @pytest.mark.parametrize("unit", ["steps", "epoch"])

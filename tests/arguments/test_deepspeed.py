@@ -24,6 +24,7 @@ from hf_compat.distributed.processes import leave_processes
 from hf_compat.errors import ArgumentsError, HFCompatWarning, MissingPackageError
 from tests.support.helpers import PlainModel, gpt2
 from tests.support.processes import PATIENCE
+from tests.support.trainers import arguments
 
 integration = pytest.importorskip("transformers.integrations.deepspeed")
 deepspeed_plugins = pytest.importorskip("accelerate.utils")
@@ -170,10 +171,6 @@ CASES = {
 
 def model_of(**config):
     return SimpleNamespace(config=SimpleNamespace(**config))
-
-
-def arguments(folder, **given):
-    return TrainingArguments(str(folder), use_cpu=True, **given)
 
 
 SET_UP = {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}

@@ -50,7 +50,7 @@ def own_of_the_script(library, name):
     return globals().setdefault(label, kind)
 
 
-def run(library, args, folder):
+def seen_of_a_run(library, args, folder):
     """Return all that the script's field could change: losses, rates, evaluations and files."""
     torch.manual_seed(0)
     rows = ListDataset(vector_rows(10))
@@ -86,7 +86,7 @@ def test_the_run_is_that_of_transformers(name, tmp_path):
         ("mixed", hf_compat, transformers),
     ):
         args = own_of_the_script(kind, name)(output_dir=str(tmp_path / which), **SETTINGS, **{name: value})
-        seen[which] = run(library, args, tmp_path / which)
+        seen[which] = seen_of_a_run(library, args, tmp_path / which)
         assert getattr(args, name) == value
     assert seen["ours"] == seen["upstream"] == seen["mixed"]
 

@@ -6,12 +6,8 @@ import socket
 
 import pytest
 
-from hf_compat import TrainingArguments
 from hf_compat.arguments.derived import event_folder, group_of_trials, has_name_of_its_own
-
-
-def arguments(folder="out", **fields):
-    return TrainingArguments(folder, use_cpu=True, **fields)
+from tests.support.trainers import arguments
 
 
 def test_the_folder_of_events(monkeypatch):

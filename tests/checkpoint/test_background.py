@@ -34,7 +34,7 @@ TIMES = ("training_args.bin", "lightning.json")
 """Files that hold the time of the start or a random name of the run."""
 
 
-def run(folder, trainer_class=Trainer, model=None, callbacks=(), **settings):
+def saving_trainer(folder, trainer_class=Trainer, model=None, callbacks=(), **settings):
     """A run of six update steps with a checkpoint every second one."""
     torch.manual_seed(0)
     arguments = {
@@ -96,7 +96,7 @@ def test_same_files(tmp_path, monkeypatch, kind):
     for name in ("at once", "later"):
         if name == "later":
             monkeypatch.setenv(ENVIRONMENT_VARIABLE, "1")
-        trainer = run(tmp_path / name, model=gpt2 if kind == "tied" else None, **settings)
+        trainer = saving_trainer(tmp_path / name, model=gpt2 if kind == "tied" else None, **settings)
         if kind == "tied":
             trainer.train_dataset, trainer.eval_dataset = Texts(12, 1), Texts(4, 2)
         trainer.train()
@@ -124,7 +124,7 @@ class Looks(TrainerCallback):
 def test_training_goes_on_meanwhile(tmp_path):
     """Update steps are made while a checkpoint is written; the next save waits for it, and so does the end."""
     looks = Looks()
-    trainer = run(tmp_path, callbacks=[looks], save_async=True)
+    trainer = saving_trainer(tmp_path, callbacks=[looks], save_async=True)
     trainer.checkpoint_writer = HeldWriter()
     trainer.train()
     assert looks.seen == {0: [], 1: [], 2: [], 3: [], 4: [2], 5: [2], "end": [2, 4, 6]}
@@ -141,7 +141,7 @@ class Stops(TrainerCallback):
 
 def test_an_interrupted_run_leaves_the_checkpoint_under_way(tmp_path):
     """What ends a run does not lose the checkpoint that is being written."""
-    trainer = run(tmp_path, callbacks=[Stops()], save_async=True)
+    trainer = saving_trainer(tmp_path, callbacks=[Stops()], save_async=True)
     trainer.checkpoint_writer = HeldWriter()
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -174,7 +174,7 @@ class Broken(Trainer):
 @pytest.mark.parametrize("save_steps", [pytest.param(2, id="next save"), pytest.param(6, id="end")])
 def test_errors_surface(tmp_path, save_steps):
     """What goes wrong in the background ends the run at the next save, or at the end."""
-    trainer = run(tmp_path, Broken, save_async=True, save_steps=save_steps)
+    trainer = saving_trainer(tmp_path, Broken, save_async=True, save_steps=save_steps)
     with pytest.raises(CheckpointWriteError, match="the disk failed"):
         trainer.train()
     assert trainer.state.global_step == min(2 * save_steps, 6)
@@ -185,7 +185,7 @@ def test_errors_surface(tmp_path, save_steps):
 def test_errors_are_survived_if_asked(tmp_path, caplog):
     """With `on_save_error="warn"` the error is logged, and the other checkpoints are written."""
     settings = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
-    trainer = run(tmp_path, Broken, save_async=True, on_save_error="warn", **settings)
+    trainer = saving_trainer(tmp_path, Broken, save_async=True, on_save_error="warn", **settings)
     with caplog.at_level(logging.ERROR):
         trainer.train()
     assert "the disk failed" in caplog.text
@@ -201,7 +201,7 @@ def test_a_save_that_fails_is_tried_once(tmp_path):
             tried.append(self.state.global_step)
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    run(tmp_path, Fails, on_save_error="warn", save_steps=2).train()
+    saving_trainer(tmp_path, Fails, on_save_error="warn", save_steps=2).train()
     assert tried == [2, 4, 6]
 
 
@@ -231,12 +231,12 @@ class Uploads(TrainerCallback):
 
 def test_overridden_methods(tmp_path):
     """What a subclass writes itself is written at once; who looks at the folder afterwards finds it there."""
-    run(tmp_path / "at once", WritesItself).train()
-    run(tmp_path / "later", WritesItself, save_async=True).train()
+    saving_trainer(tmp_path / "at once", WritesItself).train()
+    saving_trainer(tmp_path / "later", WritesItself, save_async=True).train()
     assert files(tmp_path / "later") == files(tmp_path / "at once")
     assert (tmp_path / "later" / "checkpoint-6" / "mine.txt").read_text() == threading.main_thread().name
-    run(tmp_path / "looks", LooksAtFolder, save_async=True).train()
-    run(tmp_path / "uploads", save_async=True, callbacks=[Uploads()]).train()
+    saving_trainer(tmp_path / "looks", LooksAtFolder, save_async=True).train()
+    saving_trainer(tmp_path / "uploads", save_async=True, callbacks=[Uploads()]).train()
     assert len(list_checkpoints(tmp_path / "looks")) == len(list_checkpoints(tmp_path / "uploads")) == 3
 
 
@@ -251,7 +251,7 @@ def kept_memory(folder, kind=Trainer, **fields):
                 writer.wait()
                 kept.extend(size for (size, _), free in writer.buffers._free.items() for _ in free)
 
-    trainer = run(folder, kind, callbacks=[Looks()], save_async=True, **fields)
+    trainer = saving_trainer(folder, kind, callbacks=[Looks()], save_async=True, **fields)
     trainer.train()
     return trainer, sorted(kept)
 
@@ -307,7 +307,7 @@ def test_a_run_trains_on_while_files_are_removed(tmp_path, monkeypatch):
                 trained_on.set()
 
     monkeypatch.setattr(shutil, "rmtree", held_rmtree)
-    run(tmp_path, callbacks=[Goes()], save_total_limit=1).train()
+    saving_trainer(tmp_path, callbacks=[Goes()], save_total_limit=1).train()
     assert held == [True, True]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-6"]
 

@@ -188,7 +188,7 @@ class Changing(Trainer):
         return loss
 
 
-def train(
+def train_while_changing(
     folder: Path,
     change: Callable[[Run], None],
     moment: str,
@@ -242,8 +242,8 @@ def train(
 def check(tmp_path: Path, change: Callable[[Run], None], moment: str, **fields: Any) -> None:
     """Fail unless all checkpoints are those of a synchronous run, and not those of a run without the change."""
     for name in ("at once", "later"):
-        train(tmp_path / name, change, moment, save_async=name == "later", **fields)
-    train(tmp_path / "unchanged", lambda run: None, moment, save_async=False, **fields)
+        train_while_changing(tmp_path / name, change, moment, save_async=name == "later", **fields)
+    train_while_changing(tmp_path / "unchanged", lambda run: None, moment, save_async=False, **fields)
     assert_same_checkpoints(tmp_path / "later", tmp_path / "at once")
     with pytest.raises(AssertionError):
         assert_same_checkpoints(tmp_path / "later", tmp_path / "unchanged")
@@ -282,7 +282,7 @@ def test_weights_are_those_noted_at_the_end_of_the_step(tmp_path):
         def on_step_end(self, args, state, control, model=None, **kwargs):
             noted[state.global_step] = {name: value.clone() for name, value in model.state_dict().items()}
 
-    trainer = train(tmp_path / "first", change_everything, "on_step_begin", save_async=True)
+    trainer = train_while_changing(tmp_path / "first", change_everything, "on_step_begin", save_async=True)
     trainer.add_callback(Notes())
     trainer.args.output_dir = str(tmp_path / "second")
     trainer.train()

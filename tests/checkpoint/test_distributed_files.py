@@ -27,7 +27,7 @@ class Harmful:
         return os.mkdir, (str(self.folder),)
 
 
-def trained(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+def after_a_step(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a layer and its optimizer after an update step."""
     torch.manual_seed(seed)
     model = nn.Linear(3, 2)
@@ -40,7 +40,7 @@ def trained(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.fixture
 def checkpoint(tmp_path):
     """A checkpoint with sharded weights and optimizer, and the optimizer's state as whole checkpoints have it."""
-    model, optimizer = trained()
+    model, optimizer = after_a_step()
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
     state = states.optimizer_state_by_name(optimizer, model)
@@ -51,7 +51,7 @@ def checkpoint(tmp_path):
 
 def load(checkpoint: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Go on from ``checkpoint`` with another model and optimizer."""
-    model, optimizer = trained(1)
+    model, optimizer = after_a_step(1)
     weights.load_weights(model, checkpoint)
     states.load_optimizer_state(optimizer, model, checkpoint)
     return model, optimizer
@@ -73,7 +73,7 @@ def test_written_by_another_python(checkpoint):
     assert b"getattr" in file.read_bytes()
     assert distributed_files.read_metadata(file.parent) == metadata
     model, _ = load(checkpoint)
-    assert torch.equal(model.weight, trained()[0].weight)
+    assert torch.equal(model.weight, after_a_step()[0].weight)
     file.write_bytes(pickle.dumps(Attribute(torch.Size, "__init__")))
     with pytest.raises(CheckpointError, match="is refused"):
         distributed_files.read_metadata(file.parent)
@@ -91,7 +91,7 @@ class Attribute:
 
 def test_states_come_back(checkpoint):
     """Weights and the optimizer's state are read as they were written, whichever form the latter has."""
-    model, optimizer = trained()
+    model, optimizer = after_a_step()
     for form in ("sharded", "whole"):
         if form == "whole":
             torch.save(states.optimizer_state_by_name(optimizer, model), checkpoint / names.FULL_OPTIMIZER_NAME)

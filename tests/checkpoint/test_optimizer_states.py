@@ -23,7 +23,7 @@ LOST = {
 QUICK = {"grokadamw", "galore_adamw", "apollo_adamw_layerwise"}
 
 
-def run(optim, folder, resume=None, **fields):
+def weights_after(optim, folder, resume=None, **fields):
     """Return the weights after four update steps, with a save after two, and what was warned of."""
     torch.manual_seed(0)
     projected = {"optim_target_modules": ["body"], "optim_args": "rank=2,update_proj_gap=2"}
@@ -49,20 +49,22 @@ def test_a_lost_state_is_said_and_restored(optim, tmp_path):
     pytest.importorskip(package)
     if "layerwise" in optim and installed_release().major < 5:
         pytest.skip("transformers 4 cannot build a schedule for these with a torch of today")
-    (loss,) = (one for one in run(optim, tmp_path / "as_upstream")[1] if "resumes" in one)
+    (loss,) = (one for one in weights_after(optim, tmp_path / "as_upstream")[1] if "resumes" in one)
     assert re.search(said, loss)
-    whole, warned = run(optim, tmp_path / "whole", semantics="corrected")
+    whole, warned = weights_after(optim, tmp_path / "whole", semantics="corrected")
     assert [one for one in warned if "resumes" in one] == []
-    resumed, _ = run(optim, tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-2"), semantics="corrected")
+    resumed, _ = weights_after(
+        optim, tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-2"), semantics="corrected"
+    )
     assert all(torch.equal(one, two) for one, two in zip(whole, resumed, strict=True))
 
 
 @pytest.mark.parametrize("optim", ["adafactor", "sgd"])
 def test_a_whole_state_is_saved_in_silence(optim, tmp_path):
     """Nothing is said of optimizers of which a run resumes to the bit, nor of SGD, which has no state."""
-    whole, warned = run(optim, tmp_path)
+    whole, warned = weights_after(optim, tmp_path)
     assert warned == []
-    resumed, _ = run(optim, tmp_path, str(tmp_path / "checkpoint-2"))
+    resumed, _ = weights_after(optim, tmp_path, str(tmp_path / "checkpoint-2"))
     assert all(torch.equal(one, two) for one, two in zip(whole, resumed, strict=True))
 
 
@@ -116,10 +118,10 @@ def test_parameters_without_averages_are_passed_over(tmp_path):
 
 def test_objects_of_other_packages_are_refused(tmp_path):
     """Corrected, too, a file is not unpickled whose objects are of another package than the optimizer's."""
-    weights, _ = run("adamw_torch", tmp_path, semantics="corrected")
+    weights, _ = weights_after("adamw_torch", tmp_path, semantics="corrected")
     assert weights
     file = tmp_path / "checkpoint-2" / "optimizer.pt"
     state = torch.load(file, weights_only=True)
     torch.save(state | {"more": Path("a")}, file)
     with pytest.raises(ValueError, match="contains more than tensors"):
-        run("adamw_torch", tmp_path, str(file.parent), semantics="corrected")
+        weights_after("adamw_torch", tmp_path, str(file.parent), semantics="corrected")

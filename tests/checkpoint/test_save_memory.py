@@ -1,13 +1,12 @@
 """The host memory that a save takes at most."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import SCRIPTS
-from tests.support.processes import finish, start
+from tests.support.processes import forked
 
 SLACK = 16 << 20
 
@@ -16,7 +15,7 @@ SLACK = 16 << 20
 @pytest.mark.parametrize(("words", "copies"), [((), 0), (("async",), 1)], ids=["synchronous", "background"])
 def test_most_memory_of_a_save(words, copies, tmp_path):
     """A synchronous save writes the tensors from where they lie; one in the background copies what its files hold."""
-    (ended,) = finish([start([sys.executable, SCRIPTS / "save_memory_script.py", tmp_path, *words])])
+    ended = forked(SCRIPTS / "save_memory_script.py", tmp_path, *words)
     assert ended.code == 0, ended.output
     without, *later = json.loads(next(line for line in ended.output.splitlines() if line.startswith("[")))
     written = sum(path.stat().st_size for path in (tmp_path / "checkpoint-3").iterdir())

@@ -34,7 +34,7 @@ class BestFirst(Trainer):
         return {"eval_loss": float(self.state.global_step)}
 
 
-def train(folder, monkeypatch, kind=BestFirst, **fields):
+def train_elsewhere(folder, monkeypatch, kind=BestFirst, **fields):
     """Train six update steps with a relative ``output_dir``, from ``here`` on, ``elsewhere`` after the third."""
     for name in ("here", "elsewhere"):
         (folder / name).mkdir(parents=True)
@@ -65,14 +65,14 @@ def train(folder, monkeypatch, kind=BestFirst, **fields):
 
 def test_each_checkpoint_is_where_it_was_begun(tmp_path, monkeypatch):
     """In the background too, and what is kept of them: the best, found in the directory of the save, and the newest."""
-    at_once = train(tmp_path / "at once", monkeypatch)
+    at_once = train_elsewhere(tmp_path / "at once", monkeypatch)
     assert sorted(at_once) == [
         "elsewhere/out/checkpoint-5",
         "elsewhere/out/checkpoint-6",
         "here/out/checkpoint-1",
         "here/out/checkpoint-3",
     ]
-    assert train(tmp_path / "later", monkeypatch, save_async=True) == at_once
+    assert train_elsewhere(tmp_path / "later", monkeypatch, save_async=True) == at_once
 
 
 def test_files_of_a_deleted_checkpoint_are_found(tmp_path, monkeypatch):
@@ -91,7 +91,7 @@ def test_files_of_a_deleted_checkpoint_are_found(tmp_path, monkeypatch):
 
     monkeypatch.setattr(shutil, "rmtree", held_rmtree)
     monkeypatch.setattr(f"{__name__}.Moves", Tells)
-    assert len(train(tmp_path, monkeypatch)) == 4
+    assert len(train_elsewhere(tmp_path, monkeypatch)) == 4
 
 
 def test_a_directory_that_was_deleted(tmp_path, monkeypatch):

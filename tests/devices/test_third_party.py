@@ -44,7 +44,7 @@ def as_device(kind: str) -> dict[str, Any]:
     return {"variables": {"FAKE_DEVICE_TYPE": kind}}
 
 
-def trained(folder: Path, *, use_cpu: bool) -> dict[str, Any]:
+def result_of_a_run(folder: Path, *, use_cpu: bool) -> dict[str, Any]:
     """Return what is special about a run, its losses and its weights."""
     fields = {"max_steps": 6, "logging_steps": 1, "save_steps": 3, "skip_memory_metrics": False}
     trainer = _trainer(folder, use_cpu=use_cpu, **fields)
@@ -119,8 +119,8 @@ def test_two_ranks_use_the_devices_collectives(tmp_path):
 @pytest.mark.slow
 def test_a_device_that_no_library_knows(tmp_path):
     """A run is on the accelerator of torch, whatever its name; with `use_cpu=True` the numbers are the CPU's."""
-    found = run_on_gpu(trained, tmp_path / "device", use_cpu=False, **as_device("chip"))
-    expected = run_on_gpu(trained, tmp_path / "cpu", use_cpu=True, **as_device("chip"))
+    found = run_on_gpu(result_of_a_run, tmp_path / "device", use_cpu=False, **as_device("chip"))
+    expected = run_on_gpu(result_of_a_run, tmp_path / "cpu", use_cpu=True, **as_device("chip"))
     assert (found["device"], found["accelerator"]) == ("chip:0", "TorchAccelerator")
     assert (expected["device"], expected["accelerator"]) == ("cpu", "CPUAccelerator")
     assert found["generators"] == expected["generators"] == ["chip", "cpu", "numpy", "python"]

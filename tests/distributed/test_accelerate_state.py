@@ -13,6 +13,7 @@ from hf_compat.distributed.accelerate_state import partial_state
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import SCRIPTS
 from tests.support.processes import TORCHRUN, finish, free_port, start
+from tests.support.trainers import arguments
 
 accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -104,7 +105,7 @@ def test_a_state_configured_without_deepspeed(tmp_path, stage):
         AcceleratorState._reset_state(reset_partial_state=True)
         PartialState(cpu=True)
         with pytest.raises(RuntimeError, match=r"[Dd]eep[Ss]peed"):
-            arguments(library, tmp_path, **given)
+            arguments(tmp_path, library, **given)
 
 
 @pytest.mark.slow
@@ -117,28 +118,21 @@ def test_the_state_in_processes_of_ours(tmp_path, word):
     assert started == torchrun
 
 
-def arguments(library, folder, **fields):
-    """Return arguments of a run on the CPU."""
-    return library.TrainingArguments(
-        output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **fields
-    )
-
-
 def test_arguments_set_up_the_state_of_the_process(tmp_path):
     """As soon as there are arguments, accelerate's loggers work and ``distributed_state`` is its ``PartialState``."""
-    args = arguments(hf_compat, tmp_path)
+    args = arguments(tmp_path, hf_compat)
     get_logger(__name__).info("no error")
     ours = args.distributed_state
     assert type(ours) is PartialState
     assert AcceleratorState._shared_state == {}  # a Trainer's, as upstream
     found = dict(PartialState._shared_state)
-    arguments(transformers, tmp_path)
+    arguments(tmp_path, transformers)
     assert found == PartialState._shared_state
 
 
 def test_the_state_is_made_anew_after_a_reset(tmp_path):
     """A library that empties accelerate's state and creates the accelerator again has it back, with its precision."""
-    args = arguments(hf_compat, tmp_path, bf16=True)
+    args = arguments(tmp_path, hf_compat, bf16=True)
     trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
     before, accelerator = dict(AcceleratorState._shared_state), trainer.accelerator
     accelerator.state._reset_state(reset_partial_state=True)
@@ -153,7 +147,7 @@ def test_two_trainers_have_their_precision_in_turn(tmp_path):
     """The state is that of the Trainer built last: upstream raises here, though nothing is wrong."""
     rows = ListDataset(vector_rows(8))
     for bf16 in (True, False):
-        args = arguments(hf_compat, tmp_path, bf16=bf16)
+        args = arguments(tmp_path, hf_compat, bf16=bf16)
         Trainer(PlainModel(), args, train_dataset=rows)
         assert AcceleratorState().mixed_precision == ("bf16" if bf16 else "no")
 
@@ -168,7 +162,7 @@ def test_a_configured_state_is_kept(tmp_path):
         AcceleratorState._reset_state(reset_partial_state=True)
         accelerate.Accelerator(cpu=True)
         PartialState().mark, AcceleratorState().mark = "the script's", "the script's"
-        args = arguments(library, tmp_path, accelerator_config=CONFIGURED)
+        args = arguments(tmp_path, library, accelerator_config=CONFIGURED)
         library.Trainer(PlainModel(), args, train_dataset=rows)
         assert PartialState().mark == AcceleratorState().mark == "the script's"
         assert args.device.type == "cpu"
@@ -181,7 +175,7 @@ def test_a_configured_process_gets_the_state_of_the_run(tmp_path):
     for library in (transformers, hf_compat):
         AcceleratorState._reset_state(reset_partial_state=True)
         PartialState(cpu=True)
-        args = arguments(library, tmp_path, accelerator_config=CONFIGURED)
+        args = arguments(tmp_path, library, accelerator_config=CONFIGURED)
         library.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
         found.append({name: str(value) for name, value in AcceleratorState._shared_state.items()})
     assert found[0] == found[1]
@@ -197,7 +191,7 @@ def test_the_precision_of_a_configured_state(tmp_path, configured, bf16):
         torch.manual_seed(0)
         fields = {"bf16": bf16, "max_steps": 3, "logging_steps": 1, "save_strategy": "no"}
         try:
-            args = arguments(library, tmp_path, accelerator_config=CONFIGURED, **fields)
+            args = arguments(tmp_path, library, accelerator_config=CONFIGURED, **fields)
             trainer = library.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
         except ValueError as error:
             found.append("AcceleratorState has already been initialized" in str(error))
@@ -213,15 +207,15 @@ def test_a_state_has_to_be_configured_first(tmp_path):
     for library in (transformers, hf_compat):
         AcceleratorState._reset_state(reset_partial_state=True)
         with pytest.raises(ValueError, match=r"use_configured_state.*PartialState"):
-            arguments(library, tmp_path, accelerator_config=CONFIGURED)
+            arguments(tmp_path, library, accelerator_config=CONFIGURED)
 
 
 def test_a_class_for_a_configuration(tmp_path):
     """A class in place of an instance is a ``NotImplementedError`` of upstream, and of ours."""
     for library in (transformers, hf_compat):
-        kind = type(arguments(library, tmp_path).accelerator_config)
+        kind = type(arguments(tmp_path, library).accelerator_config)
         with pytest.raises(NotImplementedError, match="callable"):
-            arguments(library, tmp_path, accelerator_config=kind)
+            arguments(tmp_path, library, accelerator_config=kind)
 
 
 def test_without_accelerate(tmp_path, monkeypatch):

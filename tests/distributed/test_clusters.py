@@ -51,7 +51,7 @@ CLUSTERS = {
 """Cluster environment → the variables of its cluster."""
 
 
-def train(folder, commands):
+def told_by_ranks(folder, commands):
     """Run ``commands``, and return what each of two processes wrote down."""
     for ended in finish(commands):
         assert ended.code == 0, ended.output
@@ -64,11 +64,11 @@ def on_cluster(folder, kind, handed_on):
     if kind != "Own":
         shared["MASTER_PORT"] = str(free_port())  # that of the job might be taken here
     command = [sys.executable, SCRIPT, folder, handed_on, kind]
-    return train(folder, [start(command, **shared, **dict.fromkeys(numbers, str(rank))) for rank in (0, 1)])
+    return told_by_ranks(folder, [start(command, **shared, **dict.fromkeys(numbers, str(rank))) for rank in (0, 1)])
 
 
 def under_torchrun(folder, handed_on, kind):
-    return train(folder, [start([*TORCHRUN, "--nproc-per-node=2", SCRIPT, folder, handed_on, kind])])
+    return told_by_ranks(folder, [start([*TORCHRUN, "--nproc-per-node=2", SCRIPT, folder, handed_on, kind])])
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_mpi(tmp_path, reference, handed_on):
     }
     port = {"MASTER_PORT": str(free_port())} if handed_on == "detected" else {}
     command = [mpirun, "-n", "2", sys.executable, SCRIPT, tmp_path, handed_on, "MPIEnvironment"]
-    seen = train(tmp_path, [start(command, **allowed, **port)])
+    seen = told_by_ranks(tmp_path, [start(command, **allowed, **port)])
     check(seen, reference, address=handed_on == "early")
 
 
@@ -156,14 +156,14 @@ def test_fabric_run(tmp_path, reference):
     """The page's ``fabric run`` trains what torchrun does; its ``--precision`` is that of the arguments."""
     page = (ROOT / "docs" / "lightning_strategies.md").read_text(encoding="utf-8")
     options = re.search(r"^`fabric run (.*?) script\.py`", page, re.MULTILINE)[1].split()
-    seen = train(tmp_path, [fabric_run(tmp_path, "--accelerator=cpu", *options)])
+    seen = told_by_ranks(tmp_path, [fabric_run(tmp_path, "--accelerator=cpu", *options)])
     check(seen, reference)
     both = {name: tmp_path / name for name in ("variable", "field")}
     for place in both.values():
         place.mkdir()
-    half = train(both["variable"], [fabric_run(both["variable"], "--devices=2", "--precision=bf16-mixed")])
+    half = told_by_ranks(both["variable"], [fabric_run(both["variable"], "--devices=2", "--precision=bf16-mixed")])
     words = [both["field"], "detected", "TorchElasticEnvironment", "bf16"]
-    same = train(both["field"], [start([*TORCHRUN, "--nproc-per-node=2", SCRIPT, *words])])
+    same = told_by_ranks(both["field"], [start([*TORCHRUN, "--nproc-per-node=2", SCRIPT, *words])])
     check(half, same)
     assert [each["precision"] for each in (*seen, *half, *same)] == ["no", "no", "bf16", "bf16", "bf16", "bf16"]
     assert half[0]["weights"] != reference[0]["weights"]

@@ -8,7 +8,7 @@ import transformers
 from packaging.version import Version
 
 from tests.support.drawn import SEEDS, draw
-from tests.support.elastic import assert_same_end, logs, request, train, weights
+from tests.support.elastic import assert_same_end, logs, request, train_elastically, weights
 
 pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.slow
@@ -38,14 +38,14 @@ def finished(tmp_path_factory):
     """Run all, on each number of processes and under each library in one launch; return where the runs are."""
     folder = tmp_path_factory.mktemp("drawn")
     whole, part = folder / "whole", folder / "part"
-    train([requested(whole, "ours", seed) for seed in SEEDS], processes=2)
+    train_elastically([requested(whole, "ours", seed) for seed in SEEDS], processes=2)
     for side in LIBRARIES:
         seeds = seeds_of(side)
         if seeds:
-            train([requested(part, side, seed, until=draw(seed).until) for seed in seeds], processes=2)
+            train_elastically([requested(part, side, seed, until=draw(seed).until) for seed in seeds], processes=2)
         for processes in sorted({draw(seed).processes for seed in seeds}):
             resumed = [seed for seed in seeds if draw(seed).processes == processes]
-            train([requested(part, side, seed) for seed in resumed], processes=processes)
+            train_elastically([requested(part, side, seed) for seed in resumed], processes=processes)
     return folder
 
 

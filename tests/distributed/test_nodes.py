@@ -54,7 +54,7 @@ def nodes():
                 ip("netns", "del", name)
 
 
-def train(folder, nodes, *options, processes=1):
+def train_on_nodes(folder, nodes, *options, processes=1):
     """Train on both nodes, or on this machine if there are none; return what each process saw, in order."""
     folder.mkdir()
     script = [
@@ -103,8 +103,8 @@ def test_two_nodes_of_one_process(tmp_path, nodes):
 
     The other node, whose disk is its own, keeps the random states of its process, without which it could not resume.
     """
-    two = train(tmp_path / "two", nodes)
-    check_same(two, train(tmp_path / "one", [], processes=2))
+    two = train_on_nodes(tmp_path / "two", nodes)
+    check_same(two, train_on_nodes(tmp_path / "one", [], processes=2))
     assert [each["local_rank"] for each in two] == [0, 0]
     assert [each["should_save"] for each in two] == [True, False]
     assert [each["level"] for each in two] == ["INFO", "INFO"]
@@ -116,8 +116,8 @@ def test_two_nodes_of_one_process(tmp_path, nodes):
 def test_two_nodes_of_two_processes(tmp_path, nodes):
     """``save_on_each_node``: each node has a whole checkpoint; without ``log_on_each_node`` the first process logs."""
     options = ("--save_on_each_node", "True", "--log_on_each_node", "False")
-    two = train(tmp_path / "two", nodes, *options, processes=2)
-    check_same(two, train(tmp_path / "one", [], processes=4))
+    two = train_on_nodes(tmp_path / "two", nodes, *options, processes=2)
+    check_same(two, train_on_nodes(tmp_path / "one", [], processes=4))
     assert [each["local_rank"] for each in two] == [0, 1, 0, 1]
     assert [each["should_save"] for each in two] == [True, False, True, False]
     assert [each["level"] for each in two] == ["INFO", "ERROR", "ERROR", "ERROR"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.scripts.elastic_script import OF_ANY_SIZE, ROWS
-from tests.support.elastic import logs, request, samples, train, weights
+from tests.support.elastic import logs, request, samples, train_elastically, weights
 
 pytest.importorskip("deepspeed")
 
@@ -28,7 +28,7 @@ def begun(tmp_path_factory):
         parts = [request(folder / "part" / name, strategy=name, until=INTERRUPTED, **SAME_WINDOWS) for name in new]
         wholes = [request(folder / "whole" / name, strategy=name, **SAME_WINDOWS) for name in new]
         if new:
-            train([*parts, *wholes], processes=2)
+            train_elastically([*parts, *wholes], processes=2)
         return folder
 
     return runs
@@ -39,7 +39,9 @@ def check(begun, folder, strategies, processes):
     before = begun(strategies)
     for name in strategies:
         shutil.copytree(before / "part" / name, folder / name)
-    train([request(folder / name, strategy=name, **SAME_WINDOWS) for name in strategies], processes=processes)
+    train_elastically(
+        [request(folder / name, strategy=name, **SAME_WINDOWS) for name in strategies], processes=processes
+    )
     exactly = {"rtol": 0.0, "atol": 0.0}
     for name in strategies:
         whole = before / "whole" / name
@@ -68,8 +70,8 @@ def test_as_the_unbroken_run(begun, tmp_path, processes):
 def test_each_sample_once(tmp_path, processes):
     """With as many samples for each process, and so other windows, an epoch's rest is divided among those there are."""
     strategies = ("ddp", "fsdp2", "zero_1", "zero_3")
-    train([request(tmp_path / name, strategy=name, until=3) for name in strategies], processes=2)
-    train([request(tmp_path / name, strategy=name) for name in strategies], processes=processes)
+    train_elastically([request(tmp_path / name, strategy=name, until=3) for name in strategies], processes=2)
+    train_elastically([request(tmp_path / name, strategy=name) for name in strategies], processes=processes)
     for name in strategies:
         assert samples(tmp_path / name) == Counter(dict.fromkeys(range(ROWS), 2)), name
         assert len(logs(tmp_path / name)) == 3 + (24 + 36) // (2 * processes), name
@@ -84,6 +86,8 @@ def test_again_and_again(begun, tmp_path):
         shutil.copytree(before / "part" / name, tmp_path / name)
     for processes, until in ((3, 5), (1, 6), (2, None)):
         fields = {"until": until, "fields": {"num_train_epochs": 3}, **SAME_WINDOWS}
-        train([request(tmp_path / name, strategy=name, **fields) for name in strategies], processes=processes)
+        train_elastically(
+            [request(tmp_path / name, strategy=name, **fields) for name in strategies], processes=processes
+        )
     for name in strategies:
         assert samples(tmp_path / name) == Counter(dict.fromkeys(range(ROWS), 3)), name

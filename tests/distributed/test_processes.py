@@ -72,7 +72,16 @@ def test_backend_of_arguments(fields, backend, joined, monkeypatch, tmp_path):
     assert joined[-1]["backend"] == backend
 
 
-@pytest.mark.parametrize("words", [(), ("destroys",), ("before",), ("before", "destroys")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        pytest.param(("destroys",), marks=pytest.mark.slow),
+        pytest.param(("before",), marks=pytest.mark.slow),
+        ("before", "destroys"),
+    ],
+    ids=" ".join,
+)
 def test_exit_waits_for_gloo(words, tmp_path):
     """A process whose threads release tensors while the interpreter exits would be aborted."""
     ended = torchrun(SCRIPTS / "leaving_script.py", tmp_path, *words)

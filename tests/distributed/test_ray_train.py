@@ -23,7 +23,7 @@ SCRIPT = SCRIPTS / "ray_script.py"
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory):
+def seen_by_ray(tmp_path_factory):
     """Return a function from the name of a training to what its rank 0 has seen; each is run once."""
     folder = tmp_path_factory.mktemp("ray")
 
@@ -38,18 +38,18 @@ def train(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_numbers_of_transformers(train):
+def test_the_numbers_of_transformers(seen_by_ray):
     """With Ray's callback and ``prepare_trainer``, losses, norms, evaluations and weights are bit for bit the same."""
-    ours, theirs = train("ours"), train("upstream")
+    ours, theirs = seen_by_ray("ours"), seen_by_ray("upstream")
     assert ours["logs"] == theirs["logs"]
     assert ours["weights"] == theirs["weights"]
     assert ours["wrapped"] == theirs["wrapped"] == "DistributedDataParallel"
 
 
 @pytest.mark.slow
-def test_a_worker_is_killed(train):
+def test_a_worker_is_killed(seen_by_ray):
     """Ray starts both again, which go on from the checkpoint that Ray has kept to the end of the undisturbed run."""
-    lost, ours = train("ours_lost"), train("ours")
+    lost, ours = seen_by_ray("ours_lost"), seen_by_ray("ours")
     assert lost["resumed"]
     assert not ours["resumed"]
     assert lost["logs"] == ours["logs"]
@@ -60,22 +60,22 @@ def test_a_worker_is_killed(train):
 @pytest.mark.parametrize(
     ("name", "same_as"), [("ddp_of_ray", "ours"), ("fsdp_of_ray", "fsdp"), ("zero_of_ray", "zero")]
 )
-def test_strategies_of_ray(train, name, same_as):
+def test_strategies_of_ray(seen_by_ray, name, same_as):
     """Ray's strategies, with ``RayLightningEnvironment``, are those of the arguments."""
     if "zero" in name:
         pytest.importorskip("deepspeed")
-    found, expected = train(name), train(same_as)
+    found, expected = seen_by_ray(name), seen_by_ray(same_as)
     assert found["wrapped"] == expected["wrapped"]
     assert found["logs"] == expected["logs"]
     assert found["weights"] == expected["weights"]
 
 
 @pytest.mark.slow
-def test_parts_of_a_run(train):
+def test_parts_of_a_run(seen_by_ray):
     """A Lightning trainer that ``ray.train.lightning.prepare_trainer`` accepts trains as the Trainer does."""
-    found = train("pieces_ours")
+    found = seen_by_ray("pieces_ours")
     assert found["step"] == 10
-    assert found["weights"] == train("ours")["weights"]
+    assert found["weights"] == seen_by_ray("ours")["weights"]
 
 
 def run_blocks(folder, pattern, *words):

@@ -8,7 +8,7 @@ import torch
 
 from tests.scripts.elastic_script import PROCESSES, STRATEGIES
 from tests.support.combinations import KILLED_IN_THE_BACKGROUND, MOMENTS
-from tests.support.elastic import SCRIPT, assert_same_end, logs, request, train, weights
+from tests.support.elastic import SCRIPT, assert_same_end, logs, request, train_elastically, weights
 from tests.support.launchers import launcher, pod
 from tests.support.processes import finish, free_port, start
 
@@ -31,7 +31,7 @@ def unbroken(tmp_path_factory):
     def of(strategy):
         (names,) = (names for names in TOGETHER if strategy in names)
         if not (folder / strategy).exists():
-            train([request(folder / name, strategy=name) for name in names], processes=PROCESSES[strategy])
+            train_elastically([request(folder / name, strategy=name) for name in names], processes=PROCESSES[strategy])
         return folder / strategy
 
     return of
@@ -107,7 +107,7 @@ def test_a_node_is_lost(tmp_path, strategy):
         pytest.importorskip("deepspeed")
     whole, folder = tmp_path / "whole", tmp_path / "part"
     fields = {"strategy": strategy, "samples": 12, "dropout": 0.0, "step": 5}
-    train([request(whole, **fields)], processes=2)
+    train_elastically([request(whole, **fields)], processes=2)
     name, endpoint = STARTED_BY[strategy], f"localhost:{free_port()}"
     command, variables = pod(endpoint) if name == "PyTorchJob" else (launcher(name, 1, endpoint=endpoint), {})
     first, second = (

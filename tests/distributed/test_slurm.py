@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.elastic import assert_same_end, request, train
+from tests.support.elastic import assert_same_end, request, train_elastically
 from tests.support.interrupted import assert_ranks_saved_and_left, assert_same_states
 from tests.support.launchers import block_of, slurm_job
 from tests.support.paths import ROOT, SCRIPTS
@@ -71,7 +71,7 @@ LONGER = {"num_train_epochs": 3}
 def unbroken(tmp_path_factory):
     """The folder of a run that nothing happens to."""
     folder = tmp_path_factory.mktemp("unbroken")
-    train([request(folder, fields=LONGER)], processes=2)
+    train_elastically([request(folder, fields=LONGER)], processes=2)
     return folder
 
 

@@ -84,7 +84,7 @@ RESUMABLE = [
 ]
 
 
-def train(runs: list[str], folder: Path, *words: str, ranks: int = 1, gpus: int = 0) -> None:
+def compare_runs(runs: list[str], folder: Path, *words: str, ranks: int = 1, gpus: int = 0) -> None:
     """Do ``runs`` with transformers' Trainer and with ours, each in new processes, and compare what they leave.
 
     Args:
@@ -125,15 +125,15 @@ def outcome(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("runs", QUICK)
 def test_a_library_trains_the_same(runs, tmp_path):
     """Log history, final weights and those in checkpoints are equal to the last bit, and the checkpoints' files are."""
-    train(runs, tmp_path)
+    compare_runs(runs, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", RESUMABLE)
 def test_a_library_resumes_the_same(runs, tmp_path):
     """Slower ones are equal too, and a process that goes on from another's checkpoint ends as upstream's does."""
-    train(runs, tmp_path)
-    train(runs, tmp_path, "--resume")
+    compare_runs(runs, tmp_path)
+    compare_runs(runs, tmp_path, "--resume")
 
 
 @harness.needs_fake_gpu
@@ -142,21 +142,21 @@ def test_a_library_resumes_the_same(runs, tmp_path):
 @pytest.mark.parametrize("runs", ON_GPUS)
 def test_a_library_trains_the_same_on_gpus(runs, ranks, tmp_path):
     """With TRL's own defaults, bfloat16 and activation checkpointing, and on one GPU a rank."""
-    train(runs, tmp_path, ranks=ranks, gpus=ranks)
+    compare_runs(runs, tmp_path, ranks=ranks, gpus=ranks)
 
 
 @TRL
 @pytest.mark.slow
 def test_a_reference_model_computes_in_bfloat16(tmp_path):
     """A reference model that ``accelerator.prepare_model`` prepares computes under autocast too."""
-    train(["dpo_in_bfloat16"], tmp_path)
+    compare_runs(["dpo_in_bfloat16"], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [*QUICK, *THOROUGH])
 def test_a_library_trains_the_same_in_two_processes(runs, tmp_path):
     """Log history and final weights of both ranks are equal to the last bit."""
-    train(runs, tmp_path, ranks=2)
+    compare_runs(runs, tmp_path, ranks=2)
 
 
 @TRL

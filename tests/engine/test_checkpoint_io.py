@@ -137,16 +137,16 @@ def same(one, other):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def three_epochs(tmp_path_factory):
     """A run of three epochs, a checkpoint at the end of each."""
     folder = tmp_path_factory.mktemp("run")
     trainer, model = fit(folder, save_last=True)
     return trainer, model, folder
 
 
-def test_files(run):
+def test_files(three_epochs):
     """A checkpoint has the files that transformers writes, and is complete."""
-    _, _, folder = run
+    _, _, folder = three_epochs
     assert sorted(path.name for path in folder.iterdir()) == ["12.ckpt", "18.ckpt", "6.ckpt", "last.ckpt"]
     names = {path.name for path in (folder / "12.ckpt").iterdir()}
     assert names == ALWAYS | STATES | {"config.json", "generation_config.json"}
@@ -156,9 +156,9 @@ def test_files(run):
     assert set(torch.load(folder / "12.ckpt" / "optimizer.pt", weights_only=True)) == {"state", "param_groups"}
 
 
-def test_from_pretrained(run):
+def test_from_pretrained(three_epochs):
     """`from_pretrained` reads the weights that the run ended with."""
-    _, model, folder = run
+    _, model, folder = three_epochs
     assert same(type(model.lm).from_pretrained(folder / "last.ckpt").state_dict(), model.lm.state_dict())
 
 
@@ -224,12 +224,12 @@ def test_rotation_and_best(tmp_path):
     assert metrics[0]["val_loss"] == pytest.approx(trainer.checkpoint_callback.best_model_score.item())
 
 
-def test_validate_reads_folders_of_transformers(run, tmp_path):
+def test_validate_reads_folders_of_transformers(three_epochs, tmp_path):
     """`validate` reads what `save_pretrained` wrote; `fit` refuses to go on from it, and says what to do."""
-    trainer, model, _ = run
+    trainer, model, _ = three_epochs
     other = gpt2()
     other.save_pretrained(tmp_path / "theirs")
-    shutil.copy(run[2] / "6.ckpt" / "trainer_state.json", tmp_path / "theirs")
+    shutil.copy(three_epochs[2] / "6.ckpt" / "trainer_state.json", tmp_path / "theirs")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.validate(model, DataLoader(ROWS, 8), ckpt_path=tmp_path / "theirs", verbose=False)
@@ -317,9 +317,9 @@ def test_what_could_not_be_loaded_safely_is_not_written(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lightning.pt", "optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_malicious_files_are_refused(run, tmp_path, name):
+def test_malicious_files_are_refused(three_epochs, tmp_path, name):
     """A pickle that would run code is refused with the file's name, and does not run."""
-    folder = shutil.copytree(run[2] / "6.ckpt", tmp_path / "bad")
+    folder = shutil.copytree(three_epochs[2] / "6.ckpt", tmp_path / "bad")
     (folder / "lightning.json").unlink()  # which would notice the changed size
     torch.save(Trap(tmp_path / "sprung"), folder / name)
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
@@ -327,9 +327,9 @@ def test_malicious_files_are_refused(run, tmp_path, name):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_incomplete_folder_is_refused(run, tmp_path):
+def test_incomplete_folder_is_refused(three_epochs, tmp_path):
     """A folder with a cut file is refused, and so is a path that is no folder."""
-    folder = shutil.copytree(run[2] / "6.ckpt", tmp_path / "cut")
+    folder = shutil.copytree(three_epochs[2] / "6.ckpt", tmp_path / "cut")
     content = (folder / "optimizer.pt").read_bytes()
     (folder / "optimizer.pt").write_bytes(content[:-100])
     with pytest.raises(CheckpointError, match=r"`optimizer\.pt` has"):
@@ -338,9 +338,9 @@ def test_incomplete_folder_is_refused(run, tmp_path):
         fit(tmp_path / "new", ckpt_path=tmp_path / "nowhere")
 
 
-def test_weights_that_do_not_fit(run, tmp_path):
+def test_weights_that_do_not_fit(three_epochs, tmp_path):
     """Missing weights are an error, unless the module says that it takes what there is."""
-    trainer, model, folder = run
+    trainer, model, folder = three_epochs
     other = shutil.copytree(folder / "6.ckpt", tmp_path / "other")
     (other / "lightning.json").unlink()
     weights = model.lm.state_dict()
@@ -389,9 +389,9 @@ def test_inside_our_trainer(tmp_path):
     assert same(other.model.state_dict(), trainer.model.state_dict())
 
 
-def test_our_trainer_refuses_a_run_of_another_kind(run, tmp_path):
+def test_our_trainer_refuses_a_run_of_another_kind(three_epochs, tmp_path):
     """Our Trainer reads the weights; the optimizer of a pure Lightning run has other groups, which it says."""
-    folder = run[2] / "6.ckpt"
+    folder = three_epochs[2] / "6.ckpt"
     args = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", max_steps=9)
     rows = [{"input_ids": torch.arange(4), "labels": torch.arange(4)} for _ in range(8)]
     trainer = Trainer(gpt2(), args, train_dataset=rows)

@@ -13,16 +13,12 @@ from lightning.fabric.plugins.environments import (
 )
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from hf_compat import TrainingArguments
 from hf_compat.arguments.process_facts import find_launch
 from hf_compat.distributed.launch import Launch
 from hf_compat.engine.process_layout import LaunchedEnvironment, apply_cluster_environment
 from hf_compat.errors import TrainerSetupError
 from hf_compat.lightning import use_cluster_environment
-
-
-def arguments():
-    return TrainingArguments("out", use_cpu=True, report_to="none")
+from tests.support.trainers import arguments
 
 
 class Given(LaunchedEnvironment):

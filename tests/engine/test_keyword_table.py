@@ -32,8 +32,8 @@ from tests.support.keyword_runs import (
     assert_same_weights,
     evaluated_at,
     losses,
-    run,
-    trainer_of,
+    train_alike,
+    trainer_of_12,
     weights,
 )
 from tests.support.lightning_keywords_page import PAGE, page
@@ -112,8 +112,8 @@ def test_gradients_are_clipped_by_value_as_by_lightning(tmp_path, value):
     module, keywords = Plain(copy.deepcopy(model)), {"gradient_clip_val": value, "gradient_clip_algorithm": "value"}
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.5)
     gradients = Gradients()
-    trainer = trainer_of(tmp_path, keywords, model=model, callbacks=[gradients], **SGD)
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, keywords, model=model, callbacks=[gradients], **SGD)
+    train_alike(trainer)
     minimal_trainer(**keywords).fit(
         module, DataLoader(ListDataset(rows), batch_size=2, collate_fn=trainer.data_collator)
     )
@@ -127,9 +127,9 @@ def test_gradients_are_clipped_by_value_as_by_lightning(tmp_path, value):
 def test_the_norm_before_clipping_by_value_is_logged(tmp_path, semantics):
     """``grad_norm`` is that of a run that clips nothing, until the weights differ; all releases log it."""
     keywords = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"}
-    clipped = trainer_of(tmp_path, keywords, semantics=semantics, max_steps=1)
-    plain = trainer_of(tmp_path, semantics=semantics, max_grad_norm=1e9, max_steps=1)
-    run(clipped, plain)
+    clipped = trainer_of_12(tmp_path, keywords, semantics=semantics, max_steps=1)
+    plain = trainer_of_12(tmp_path, semantics=semantics, max_grad_norm=1e9, max_steps=1)
+    train_alike(clipped, plain)
     assert clipped.state.log_history[0]["grad_norm"] == plain.state.log_history[0]["grad_norm"] > 0.1
 
 
@@ -142,8 +142,8 @@ def test_scaled_gradients_are_clipped_by_value_after_unscaling(tmp_path):
         if value is not None:
             keywords |= {"gradient_clip_val": value, "gradient_clip_algorithm": "value"}
         gradients = Gradients()
-        trainer = trainer_of(tmp_path, keywords, callbacks=[gradients], max_steps=2)
-        run(trainer)
+        trainer = trainer_of_12(tmp_path, keywords, callbacks=[gradients], max_steps=2)
+        train_alike(trainer)
         norms.append(trainer.state.log_history[0]["grad_norm"])
         assert value is None or gradients.largest[0] == pytest.approx(value)
     assert norms[0] == norms[1] < 100
@@ -156,12 +156,12 @@ def test_scaled_gradients_are_clipped_by_value_after_unscaling(tmp_path):
 def test_evaluations_outside_a_fit_are_under_inference_mode(tmp_path, keywords, outside):
     """Only where asked for, and as in Lightning not inside a fit; training goes on after either."""
     model = Forwards()
-    trainer = trainer_of(tmp_path, keywords, model=model, eval_strategy="epoch")
+    trainer = trainer_of_12(tmp_path, keywords, model=model, eval_strategy="epoch")
     trainer.compute_metrics = MulticlassAccuracy(num_classes=3)
     trainer.evaluate()
     assert set(model.seen) == {outside}
     model.seen.clear()
-    run(trainer)
+    train_alike(trainer)
     assert set(model.seen) == {"train", "no_grad"}
     model.seen.clear()
     trainer.predict(trainer.eval_dataset)
@@ -190,9 +190,9 @@ def test_evaluations_outside_a_fit_are_under_inference_mode(tmp_path, keywords, 
 )
 def test_evaluations_are_at_lightnings_update_steps(tmp_path, keywords):
     """Fractions, numbers and times are counted as by Lightning's own loop, which runs beside it."""
-    trainer = trainer_of(tmp_path, keywords)
+    trainer = trainer_of_12(tmp_path, keywords)
     trainer.eval_dataset = ListDataset(vector_rows(2))
-    run(trainer)
+    train_alike(trainer)
     seen = []
     module = Plain(PlainModel())
     module.validation_step = lambda batch, *_: None
@@ -204,20 +204,20 @@ def test_evaluations_are_at_lightnings_update_steps(tmp_path, keywords):
 
 def test_fractions_are_of_update_steps(tmp_path):
     """Of 6 batches in windows of 2, an epoch has 3 update steps: a third is one; ``eval_delay`` holds."""
-    trainer = trainer_of(tmp_path, {"val_check_interval": 0.34, "accumulate_grad_batches": 2}, eval_delay=3)
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"val_check_interval": 0.34, "accumulate_grad_batches": 2}, eval_delay=3)
+    train_alike(trainer)
     assert evaluated_at(trainer) == [3, 4, 5, 6]
-    trainer = trainer_of(tmp_path, {"check_val_every_n_epoch": 2}, num_train_epochs=4, eval_delay=3)
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"check_val_every_n_epoch": 2}, num_train_epochs=4, eval_delay=3)
+    train_alike(trainer)
     assert evaluated_at(trainer) == [24]
 
 
 def test_evaluations_of_fractions_go_on_in_a_resumed_run(tmp_path):
     """A run that is resumed within an epoch evaluates where one that was never interrupted does."""
     keywords, saving = {"val_check_interval": 0.5}, {"save_strategy": "steps", "save_steps": 1}
-    whole, resumed = (trainer_of(tmp_path, keywords, **saving) for _ in range(2))
-    run(whole)
-    run(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    whole, resumed = (trainer_of_12(tmp_path, keywords, **saving) for _ in range(2))
+    train_alike(whole)
+    train_alike(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert evaluated_at(resumed) == evaluated_at(whole) == [3, 6, 9, 12]
     assert losses(resumed) == losses(whole)
 
@@ -225,7 +225,7 @@ def test_evaluations_of_fractions_go_on_in_a_resumed_run(tmp_path):
 def test_the_best_of_fractions_is_saved(tmp_path):
     """``save_strategy="best"`` saves at these evaluations, also where the best is to be loaded at the end."""
     best = {"save_strategy": "best", "metric_for_best_model": "loss", "load_best_model_at_end": True}
-    run(trainer_of(tmp_path, {"val_check_interval": 0.5}, learning_rate=1e-4, **best))
+    train_alike(trainer_of_12(tmp_path, {"val_check_interval": 0.5}, learning_rate=1e-4, **best))
     saved = {int(path.name.partition("-")[2]) for path in tmp_path.glob("checkpoint-*")}
     assert {3} <= saved <= {3, 6, 9, 12}
 
@@ -240,7 +240,7 @@ def test_the_best_of_fractions_is_saved(tmp_path):
 def test_times_that_no_epoch_has_are_errors(tmp_path, keywords, settings, message):
     """More update steps than an epoch has, or a fraction of an unknown number, are told."""
     with pytest.raises(DataError, match=message):
-        trainer_of(tmp_path, keywords, **settings).train()
+        trainer_of_12(tmp_path, keywords, **settings).train()
 
 
 # The sanity check
@@ -252,12 +252,14 @@ def test_a_sanity_check_changes_nothing(tmp_path):
     keywords = {"num_sanity_val_steps": 2}
     settings, model = {"eval_strategy": "epoch"}, Forwards()
     stopping = EarlyStopping("eval_loss", patience=0, mode="max")
-    checked = trainer_of(tmp_path, keywords, model=copy.deepcopy(model), callbacks=[spy, counted, stopping], **settings)
+    checked = trainer_of_12(
+        tmp_path, keywords, model=copy.deepcopy(model), callbacks=[spy, counted, stopping], **settings
+    )
     plain_stopping, plain_counted = EarlyStopping("eval_loss", patience=0, mode="max"), Batches()
-    plain = trainer_of(tmp_path, model=model, callbacks=[plain_counted, plain_stopping], **settings)
-    run(checked)
+    plain = trainer_of_12(tmp_path, model=model, callbacks=[plain_counted, plain_stopping], **settings)
+    train_alike(checked)
     after = torch.get_rng_state()
-    run(plain)
+    train_alike(plain)
     assert spy.seen[:4] == ["start", "checked", "checked", "end"]
     assert set(spy.seen[4:]) == {"validated"}
     assert checked.model.seen[:3] == ["no_grad", "no_grad", "train"]
@@ -280,31 +282,31 @@ def test_a_sanity_check_changes_nothing(tmp_path):
 def test_batches_of_a_sanity_check(tmp_path, keywords, batches):
     """-1 is all; a limit of evaluations holds for it too."""
     spy = Spy()
-    run(trainer_of(tmp_path, keywords, callbacks=[spy], max_steps=1))
+    train_alike(trainer_of_12(tmp_path, keywords, callbacks=[spy], max_steps=1))
     assert spy.seen.count("checked") == batches
     assert "validated" not in spy.seen
 
 
 def test_a_sanity_check_finds_what_would_fail_later(tmp_path):
     """An error of ``compute_metrics`` comes before the first update step; of several datasets each is checked."""
-    trainer = trainer_of(tmp_path, {"num_sanity_val_steps": 1})
+    trainer = trainer_of_12(tmp_path, {"num_sanity_val_steps": 1})
     trainer.compute_metrics = lambda prediction: 1 / 0
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert trainer.state.global_step == 0
     spy = Spy()
-    trainer = trainer_of(tmp_path, {"num_sanity_val_steps": 1}, callbacks=[spy], max_steps=1)
+    trainer = trainer_of_12(tmp_path, {"num_sanity_val_steps": 1}, callbacks=[spy], max_steps=1)
     trainer.eval_dataset = {"first": trainer.eval_dataset, "second": trainer.eval_dataset}
-    run(trainer)
+    train_alike(trainer)
     assert spy.seen.count("checked") == 2
 
 
 def test_a_resumed_run_has_no_sanity_check(tmp_path):
     """As in Lightning."""
     spy = Spy()
-    trainer_of(tmp_path, save_strategy="steps", save_steps=3, max_steps=3).train()
-    trainer = trainer_of(tmp_path, {"num_sanity_val_steps": 2}, callbacks=[spy], max_steps=4)
-    run(trainer, resume_from_checkpoint=True)
+    trainer_of_12(tmp_path, save_strategy="steps", save_steps=3, max_steps=3).train()
+    trainer = trainer_of_12(tmp_path, {"num_sanity_val_steps": 2}, callbacks=[spy], max_steps=4)
+    train_alike(trainer, resume_from_checkpoint=True)
     assert (trainer.state.global_step, spy.seen) == (4, [])
 
 
@@ -330,8 +332,8 @@ def test_a_run_has_its_minimum(tmp_path, keywords, event, steps):
     As in Lightning, ``min_steps`` alone asks for an epoch too.
     """
     keywords = keywords | {"accumulate_grad_batches": 2}
-    trainer = trainer_of(tmp_path, keywords, callbacks=[Stops(event, 2)], num_train_epochs=3)
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, keywords, callbacks=[Stops(event, 2)], num_train_epochs=3)
+    train_alike(trainer)
     assert trainer.state.global_step == steps
     assert len(losses(trainer)) == steps
 
@@ -341,16 +343,16 @@ def test_early_stopping_waits_for_the_minimum(tmp_path):
     ours = EarlyStoppingCallback(early_stopping_patience=1)
     settings = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss", "greater_is_better": True}
     for callback in (EarlyStopping("eval_loss", patience=1, mode="max"), ours):
-        trainer = trainer_of(tmp_path, {"min_steps": 7}, callbacks=[callback], **settings)
+        trainer = trainer_of_12(tmp_path, {"min_steps": 7}, callbacks=[callback], **settings)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run(trainer)
+            train_alike(trainer)
         assert trainer.state.global_step == 7
 
 
 def test_a_stream_that_is_empty_ends_before_the_minimum(tmp_path):
     """A run without a batch ends, whatever its minimum."""
-    trainer = trainer_of(tmp_path, {"min_steps": 3}, train=Stream([]), max_steps=5)
+    trainer = trainer_of_12(tmp_path, {"min_steps": 3}, train=Stream([]), max_steps=5)
     trainer.train()
     assert trainer.state.global_step == 0
 
@@ -362,7 +364,7 @@ def test_a_development_run(tmp_path):
     """A few update steps and batches, one evaluation; no logger, checkpoint or early stop, whatever else is set."""
     counted, logger = Batches(), CSVLogger(tmp_path / "csv")
     callbacks = [counted, ModelCheckpoint(tmp_path / "lightning"), LearningRateMonitor(), EarlyStopping("eval_loss")]
-    trainer = trainer_of(
+    trainer = trainer_of_12(
         tmp_path / "run",
         {"fast_dev_run": 2, "logger": logger, "max_epochs": 7, "val_check_interval": 0.5},
         callbacks=callbacks,
@@ -376,7 +378,7 @@ def test_a_development_run(tmp_path):
         report_to="tensorboard",
     )
     given = trainer.args
-    run(trainer)
+    train_alike(trainer)
     assert (trainer.state.global_step, evaluated_at(trainer), counted.predicted) == (2, [2], 2)
     assert set(trainer.lr_scheduler.get_last_lr()) == {0.0}
     assert len(trainer.predict(trainer.eval_dataset).predictions) == 4
@@ -387,23 +389,23 @@ def test_a_development_run(tmp_path):
 
 def test_a_development_run_of_one_step(tmp_path):
     """True is one update step and batch; without evaluation data nothing is evaluated; False and 0 are no such run."""
-    trainer = trainer_of(tmp_path, {"fast_dev_run": True}, eval_strategy="epoch")
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"fast_dev_run": True}, eval_strategy="epoch")
+    train_alike(trainer)
     assert (trainer.state.global_step, evaluated_at(trainer)) == (1, [1])
     without = Trainer(PlainModel(), trainer.args, train_dataset=trainer.train_dataset, lightning={"fast_dev_run": 1})
     without.train()
     assert without.state.global_step == 1
     for off in (False, 0):
-        trainer = trainer_of(tmp_path, {"fast_dev_run": off})
-        run(trainer)
+        trainer = trainer_of_12(tmp_path, {"fast_dev_run": off})
+        train_alike(trainer)
         assert trainer.state.global_step == 12
 
 
 def test_a_bare_run(tmp_path):
     """Nothing is logged, shown or saved, and the weights are those of any run; evaluations remain."""
-    bare = trainer_of(tmp_path, {"barebones": True}, save_strategy="steps", eval_strategy="epoch")
-    plain = trainer_of(tmp_path, eval_strategy="epoch")
-    run(bare, plain)
+    bare = trainer_of_12(tmp_path, {"barebones": True}, save_strategy="steps", eval_strategy="epoch")
+    plain = trainer_of_12(tmp_path, eval_strategy="epoch")
+    train_alike(bare, plain)
     assert [sorted(set(entry) & {"loss", "eval_loss", "train_loss"}) for entry in bare.state.log_history] == [
         *(["eval_loss"], ["eval_loss"], ["train_loss"])
     ]
@@ -431,7 +433,7 @@ class Reloads(Trainer):
 
 
 def reloading(folder, keywords, rows=None, **fields):
-    trainer = trainer_of(folder, keywords, num_train_epochs=5, **fields)
+    trainer = trainer_of_12(folder, keywords, num_train_epochs=5, **fields)
     trainer.__class__ = Reloads
     trainer.rows = rows
     return trainer
@@ -441,7 +443,7 @@ def reloading(folder, keywords, rows=None, **fields):
 def test_loaders_are_reloaded(tmp_path, every, at):
     """After so many epochs, the train loader is asked for again; of the same data the run is the same."""
     trainer, plain = reloading(tmp_path, {"reload_dataloaders_every_n_epochs": every}), reloading(tmp_path, None)
-    run(trainer, plain)
+    train_alike(trainer, plain)
     assert trainer.loaded_at == at
     assert losses(trainer) == losses(plain)
 
@@ -451,12 +453,12 @@ def test_a_reloaded_loader_is_read(tmp_path):
     rows, saving = vector_rows(12, seed=5), {"save_strategy": "epoch"}
     trainer = reloading(tmp_path, {"reload_dataloaders_every_n_epochs": 1}, rows, **saving)
     plain = reloading(tmp_path / "plain", None)
-    run(trainer, plain)
+    train_alike(trainer, plain)
     assert losses(trainer)[:6] == losses(plain)[:6]
     assert losses(trainer)[6:12] != losses(plain)[6:12]
     resumed = reloading(tmp_path, {"reload_dataloaders_every_n_epochs": 1}, rows, **saving)
     resumed.train_dataset = ListDataset(rows)
-    run(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-12"))
+    train_alike(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-12"))
     assert resumed.loaded_at == (0, 18, 24)
     assert losses(resumed) == losses(trainer)
 
@@ -470,8 +472,8 @@ def test_a_reloaded_loader_has_the_same_length(tmp_path):
 
 def test_on_one_process_there_is_nothing_to_share(tmp_path):
     """``use_distributed_sampler=False`` changes nothing there."""
-    own, plain = trainer_of(tmp_path, {"use_distributed_sampler": False}), trainer_of(tmp_path)
-    run(own, plain)
+    own, plain = trainer_of_12(tmp_path, {"use_distributed_sampler": False}), trainer_of_12(tmp_path)
+    train_alike(own, plain)
     assert losses(own) == losses(plain)
 
 
@@ -480,8 +482,8 @@ def test_on_one_process_there_is_nothing_to_share(tmp_path):
 
 def test_lightnings_default_logger(tmp_path):
     """``logger=True`` writes the Trainer's logs to TensorBoard, below the output folder, as Lightning's default."""
-    trainer = trainer_of(tmp_path, {"logger": True}, max_steps=1)
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"logger": True}, max_steps=1)
+    train_alike(trainer)
     (logger,) = trainer.lightning_trainer.loggers
     assert isinstance(logger, TensorBoardLogger)
     assert list((tmp_path / "lightning_logs" / "version_0").glob("events.out.tfevents.*"))
@@ -490,17 +492,17 @@ def test_lightnings_default_logger(tmp_path):
 @pytest.mark.parametrize("logger", [None, False, []])
 def test_no_logger(tmp_path, logger):
     """None is as if it was not given; False is none."""
-    trainer = trainer_of(tmp_path, {"logger": logger}, max_steps=1)
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"logger": logger}, max_steps=1)
+    train_alike(trainer)
     assert trainer.lightning_trainer.loggers == []
 
 
 def test_no_progress_bar(tmp_path):
     """``enable_progress_bar=False`` is ``disable_tqdm=True``: transformers' bar is a progress bar as well."""
-    trainer = trainer_of(tmp_path, {"enable_progress_bar": False}, max_steps=1)
+    trainer = trainer_of_12(tmp_path, {"enable_progress_bar": False}, max_steps=1)
     assert trainer.args.disable_tqdm
     assert trainer.lightning_trainer is None
-    run(trainer)
+    train_alike(trainer)
     assert trainer.lightning_trainer.progress_bar_callback is None
 
 
@@ -511,7 +513,7 @@ def test_tokens_of_limited_epochs(tmp_path):
     """The tokens that are counted ahead, as before 5.x, are those of the batches that are read."""
     counts = []
     for keywords, rows in (({"limit_train_batches": 2}, 12), (None, 4)):
-        trainer = trainer_of(
+        trainer = trainer_of_12(
             tmp_path,
             keywords,
             train=ListDataset([{**row, "input_ids": [1, 2, 3]} for row in vector_rows(rows)]),
@@ -520,7 +522,7 @@ def test_tokens_of_limited_epochs(tmp_path):
             remove_unused_columns=False,
         )
         trainer.model.forward = lambda input_ids, forward=trainer.model.forward, **inputs: forward(**inputs)
-        run(trainer)
+        train_alike(trainer)
         counts.append(trainer.training_run.counters.train_tokens)
     assert counts == [24, 24]
 
@@ -540,7 +542,7 @@ def test_smaller_batches_have_longer_epochs(tmp_path):
     spy = Spy()
     seen = spy.seen  # which is not the callback's alone, so that the second fit does not begin it anew
     keywords = {"limit_train_batches": 0.5, "num_sanity_val_steps": 1, "val_check_interval": 0.34, "min_steps": 2}
-    trainer = trainer_of(
+    trainer = trainer_of_12(
         tmp_path,
         keywords,
         model=Full(),
@@ -548,7 +550,7 @@ def test_smaller_batches_have_longer_epochs(tmp_path):
         per_device_train_batch_size=3,
         auto_find_batch_size=True,
     )
-    run(trainer)
+    train_alike(trainer)
     assert seen.count("checked") == 2
     assert trainer.run_plan.update_steps_per_epoch == 3
     assert (trainer.state.global_step, evaluated_at(trainer)) == (3, [1, 2, 3])
@@ -607,12 +609,12 @@ def test_smaller_batches_have_longer_epochs(tmp_path):
 def test_what_contradicts_is_refused(tmp_path, keywords, settings, message):
     """Both sides are named, and what to do, before anything runs."""
     with pytest.raises(TrainerSetupError, match=message):
-        trainer_of(tmp_path, keywords, **settings)
+        trainer_of_12(tmp_path, keywords, **settings)
 
 
 def test_a_sanity_check_needs_data(tmp_path):
     """Without an ``eval_dataset`` there is nothing to check."""
-    args = trainer_of(tmp_path).args
+    args = trainer_of_12(tmp_path).args
     with pytest.raises(TrainerSetupError, match=r"'num_sanity_val_steps': 2.*`eval_dataset=None`"):
         Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), lightning={"num_sanity_val_steps": 2})
 
@@ -650,9 +652,9 @@ def test_lightning_carries_out_the_others(tmp_path, monkeypatch, keyword):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # set by `deterministic`
     value, was_carried_out = PASSED_ON[keyword]
-    trainer = trainer_of(tmp_path, {keyword: value}, max_steps=2)
+    trainer = trainer_of_12(tmp_path, {keyword: value}, max_steps=2)
     try:
-        run(trainer)
+        train_alike(trainer)
         assert was_carried_out(trainer.lightning_trainer)
     finally:
         torch.use_deterministic_algorithms(False)

@@ -24,8 +24,8 @@ from tests.support.keyword_runs import (
     Plain,
     assert_same_weights,
     losses,
-    run,
-    trainer_of,
+    train_alike,
+    trainer_of_12,
     weights,
 )
 
@@ -41,9 +41,9 @@ WHOLE = 2 * 6
 @pytest.mark.parametrize("precision", [32, "32", "32-true", None])
 def test_full_precision_is_the_default(tmp_path, precision):
     """Lightning's names of full precision change nothing: the arguments stay the user's own object."""
-    named, plain = trainer_of(tmp_path, {"precision": precision}), trainer_of(tmp_path)
+    named, plain = trainer_of_12(tmp_path, {"precision": precision}), trainer_of_12(tmp_path)
     given = named.args
-    run(named, plain)
+    train_alike(named, plain)
     assert named.args is given
     assert losses(named) == losses(plain)
     assert named.accelerator.mixed_precision == named.args.mixed_precision == "no"
@@ -57,7 +57,7 @@ def test_mixed_precision_is_the_field(tmp_path, precision):
     model, rows = PlainModel(), ListDataset(vector_rows(12))
     named = Trainer(copy.deepcopy(model), given, train_dataset=rows, lightning={"precision": precision})
     field = Trainer(copy.deepcopy(model), dataclasses.replace(given, bf16=True), train_dataset=rows)
-    run(named, field)
+    train_alike(named, field)
     assert losses(named) == losses(field)
     assert (given.bf16, given.mixed_precision) == (False, "no")
     assert (named.args.bf16, named.args.mixed_precision) == (True, "bf16")
@@ -70,10 +70,10 @@ def test_mixed_precision_is_the_field(tmp_path, precision):
 def test_half_precision_on_a_cpu_warns_as_the_field_does(tmp_path, precision):
     """``"16-mixed"`` is ``fp16=True``, which on the CPU computes in float32 and says so."""
     with pytest.warns(HFCompatWarning, match="float16 needs a GPU"):
-        named = trainer_of(tmp_path, {"precision": precision})
-    run(named)
-    plain = trainer_of(tmp_path)
-    run(plain)
+        named = trainer_of_12(tmp_path, {"precision": precision})
+    train_alike(named)
+    plain = trainer_of_12(tmp_path)
+    train_alike(plain)
     assert named.args.fp16
     assert losses(named) == losses(plain)
 
@@ -85,7 +85,7 @@ def test_true_precision_trains_as_a_minimal_lightning_trainer(tmp_path, precisio
     torch.manual_seed(0)
     model, rows = PlainModel(dropout=0.0), vector_rows(12)
     module = Plain(copy.deepcopy(model))
-    trainer = trainer_of(
+    trainer = trainer_of_12(
         tmp_path,
         {"precision": precision},
         model=model,
@@ -96,7 +96,7 @@ def test_true_precision_trains_as_a_minimal_lightning_trainer(tmp_path, precisio
         max_grad_norm=0.0,
         optim="sgd",
     )
-    run(trainer)
+    train_alike(trainer)
     reference = pl.Trainer(
         precision=precision,
         max_epochs=2,
@@ -120,9 +120,9 @@ def test_true_precision_trains_as_a_minimal_lightning_trainer(tmp_path, precisio
 @pytest.mark.parametrize("plugin", [HalfPrecision("bf16-true"), DoublePrecision()], ids=["half", "double"])
 def test_a_true_precision_plugin_is_that_precision(tmp_path, plugin):
     """Lightning's own plugin of a true precision does what the keyword does."""
-    by_plugin = trainer_of(tmp_path, {"plugins": [plugin]})
-    by_name = trainer_of(tmp_path, {"precision": plugin.precision})
-    run(by_plugin, by_name)
+    by_plugin = trainer_of_12(tmp_path, {"plugins": [plugin]})
+    by_name = trainer_of_12(tmp_path, {"precision": plugin.precision})
+    train_alike(by_plugin, by_name)
     assert_same_weights(weights(by_plugin.model), weights(by_name.model))
 
 
@@ -139,9 +139,10 @@ class WithoutItsPackage(TransformerEnginePrecision):
 def test_a_precision_plugin_converts_model_and_inputs(tmp_path):
     """A plugin with conversions of its own has them applied to the model, and to the inputs of each forward pass."""
     by_plugin, by_name = (
-        trainer_of(tmp_path, keywords) for keywords in ({"plugins": [WithoutItsPackage()]}, {"precision": "bf16-true"})
+        trainer_of_12(tmp_path, keywords)
+        for keywords in ({"plugins": [WithoutItsPackage()]}, {"precision": "bf16-true"})
     )
-    run(by_plugin, by_name)
+    train_alike(by_plugin, by_name)
     assert_same_weights(weights(by_plugin.model), weights(by_name.model))
     assert losses(by_plugin) == losses(by_name)
     assert by_plugin.evaluate()["eval_loss"] == by_name.evaluate()["eval_loss"]
@@ -151,16 +152,16 @@ def test_true_precision_resumes(tmp_path):
     """A run in bfloat16 that is resumed ends as one that was never interrupted, and saves bfloat16."""
     keywords = {"precision": "bf16-true"}
     saving = {"save_strategy": "steps", "save_steps": 5}
-    whole = trainer_of(tmp_path / "whole", keywords, **saving)
-    run(whole)
-    resumed = trainer_of(tmp_path / "whole", keywords, **saving)
-    run(resumed, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    whole = trainer_of_12(tmp_path / "whole", keywords, **saving)
+    train_alike(whole)
+    resumed = trainer_of_12(tmp_path / "whole", keywords, **saving)
+    train_alike(resumed, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
     assert_same_weights(weights(whole.model), weights(resumed.model))
 
 
 def test_evaluation_before_training_has_the_precision(tmp_path):
     """``evaluate`` alone converts the model too."""
-    trainer = trainer_of(tmp_path, {"precision": "64-true"})
+    trainer = trainer_of_12(tmp_path, {"precision": "64-true"})
     trainer.evaluate()
     assert {value.dtype for value in trainer.model.parameters()} == {torch.float64}
 
@@ -170,7 +171,7 @@ def test_evaluation_before_training_has_the_precision(tmp_path):
 def test_transformer_engine_needs_its_package(tmp_path, precision):
     """Without the package the error says how to install it."""
     with pytest.raises(MissingPackageError, match=rf"'{precision}'.*pip install"):
-        trainer_of(tmp_path, {"precision": precision})
+        trainer_of_12(tmp_path, {"precision": precision})
 
 
 # Contradictions
@@ -195,12 +196,12 @@ def test_transformer_engine_needs_its_package(tmp_path, precision):
 def test_what_contradicts_a_field_is_refused(tmp_path, keywords, fields, names):
     """A keyword beside a field that says something else is refused, and both are named."""
     with pytest.raises(TrainerSetupError, match=names):
-        trainer_of(tmp_path, keywords, **fields)
+        trainer_of_12(tmp_path, keywords, **fields)
 
 
 def test_what_agrees_with_a_field_is_not_refused(tmp_path):
     """A keyword that says what the field says changes nothing."""
-    trainer = trainer_of(tmp_path, {"max_epochs": 2, "precision": "bf16-mixed"}, num_train_epochs=2, bf16=True)
+    trainer = trainer_of_12(tmp_path, {"max_epochs": 2, "precision": "bf16-mixed"}, num_train_epochs=2, bf16=True)
     assert trainer.args.num_train_epochs == 2
 
 
@@ -228,7 +229,7 @@ def test_what_agrees_with_a_field_is_not_refused(tmp_path):
 def test_what_cannot_be_is_refused(tmp_path, keywords, message):
     """Values that mean nothing are refused before anything runs."""
     with pytest.raises(TrainerSetupError, match=message):
-        trainer_of(tmp_path, keywords)
+        trainer_of_12(tmp_path, keywords)
 
 
 @pytest.mark.parametrize(
@@ -277,10 +278,10 @@ def test_a_field_that_a_keyword_sets_is_named_by_the_keyword(tmp_path, keywords,
 def test_a_keyword_is_its_field(tmp_path, keywords, fields):
     """A run with the keyword logs what one with the field logs, and its arguments have the field's value."""
     named, meant = (
-        trainer_of(tmp_path, lightning, **{"num_train_epochs": 3.0} | given)
+        trainer_of_12(tmp_path, lightning, **{"num_train_epochs": 3.0} | given)
         for lightning, given in ((keywords, {}), (None, fields))
     )
-    run(named, meant)
+    train_alike(named, meant)
     names = ("loss", "learning_rate", "eval_loss", "epoch", "step", "grad_norm")
     histories = [[{n: e[n] for n in names if n in e} for e in t.state.log_history] for t in (named, meant)]
     assert histories[0] == histories[1]
@@ -289,19 +290,19 @@ def test_a_keyword_is_its_field(tmp_path, keywords, fields):
 
 def test_no_checkpoints(tmp_path):
     """``enable_checkpointing=False`` saves none, where the default saves the last update step."""
-    trainer = trainer_of(tmp_path, {"enable_checkpointing": False}, save_strategy="steps")
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"enable_checkpointing": False}, save_strategy="steps")
+    train_alike(trainer)
     assert list(tmp_path.glob("checkpoint-*")) == []
 
 
 def test_the_first_of_two_ends(tmp_path):
     """With ``max_epochs`` and ``max_steps`` the run, and its schedule, end with the first of them."""
-    trainer = trainer_of(tmp_path, {"max_epochs": 1, "max_steps": 100}, num_train_epochs=3.0)
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"max_epochs": 1, "max_steps": 100}, num_train_epochs=3.0)
+    train_alike(trainer)
     assert trainer.state.global_step == trainer.state.max_steps == 6
     assert set(trainer.lr_scheduler.get_last_lr()) == {0.0}
-    trainer = trainer_of(tmp_path, {"max_epochs": 50, "max_steps": 4}, num_train_epochs=3.0)
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"max_epochs": 50, "max_steps": 4}, num_train_epochs=3.0)
+    train_alike(trainer)
     assert trainer.state.global_step == 4
 
 
@@ -311,14 +312,14 @@ def test_the_first_of_two_ends(tmp_path):
 @pytest.mark.parametrize(("share", "steps"), [(2, 2), (0.5, 3), (0.9, 5), (1.0, 6), (100, 6), (1, 1)])
 def test_update_steps_of_an_epoch(tmp_path, share, steps):
     """``limit_train_batches`` is a number of update steps, or a fraction rounded down; the schedule knows."""
-    trainer = trainer_of(tmp_path, {"limit_train_batches": share})
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"limit_train_batches": share})
+    train_alike(trainer)
     assert trainer.state.global_step == trainer.state.max_steps == 2 * steps
     assert trainer.state.epoch == 2.0
     assert set(trainer.lr_scheduler.get_last_lr()) == {0.0}
-    whole = trainer_of(tmp_path, lr_scheduler_type="constant")
-    part = trainer_of(tmp_path, {"limit_train_batches": share}, lr_scheduler_type="constant")
-    run(whole, part)
+    whole = trainer_of_12(tmp_path, lr_scheduler_type="constant")
+    part = trainer_of_12(tmp_path, {"limit_train_batches": share}, lr_scheduler_type="constant")
+    train_alike(whole, part)
     assert losses(part)[:steps] == losses(whole)[:steps]
     if steps < 6:
         assert part.state.log_history[steps]["epoch"] == pytest.approx(1 + 1 / steps)
@@ -326,8 +327,8 @@ def test_update_steps_of_an_epoch(tmp_path, share, steps):
 
 def test_update_steps_are_windows(tmp_path):
     """Accumulation counts: of 6 batches in windows of 2, one update step a window."""
-    trainer = trainer_of(tmp_path, {"limit_train_batches": 2, "accumulate_grad_batches": 2})
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"limit_train_batches": 2, "accumulate_grad_batches": 2})
+    train_alike(trainer)
     assert trainer.state.global_step == 4
     assert trainer.run_plan.batches_per_epoch == 4
     assert trainer.run_plan.num_examples == 8
@@ -335,30 +336,30 @@ def test_update_steps_are_windows(tmp_path):
 
 def test_max_steps_over_limited_epochs(tmp_path):
     """``max_steps`` takes as many of the shorter epochs as it needs."""
-    trainer = trainer_of(tmp_path, {"limit_train_batches": 2}, max_steps=5)
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"limit_train_batches": 2}, max_steps=5)
+    train_alike(trainer)
     assert (trainer.state.global_step, trainer.state.epoch) == (5, 2.5)
 
 
 def test_a_stream_is_limited_too(tmp_path):
     """Of data without length, an epoch ends after the number; a fraction is an error."""
     settings = {"train": Stream(vector_rows(12)), "max_steps": 5}
-    trainer = trainer_of(tmp_path, {"limit_train_batches": 2}, **settings)
-    run(trainer)
-    whole = trainer_of(tmp_path, **settings)
-    run(whole)
+    trainer = trainer_of_12(tmp_path, {"limit_train_batches": 2}, **settings)
+    train_alike(trainer)
+    whole = trainer_of_12(tmp_path, **settings)
+    train_alike(whole)
     assert trainer.state.global_step == 5
     assert trainer.state.epoch == 2.5
     assert losses(trainer)[:2] == losses(whole)[:2]
     with pytest.raises(DataError, match=r"'limit_train_batches': 0.5.*no length"):
-        trainer_of(tmp_path, {"limit_train_batches": 0.5}, **settings).train()
+        trainer_of_12(tmp_path, {"limit_train_batches": 0.5}, **settings).train()
 
 
 @pytest.mark.parametrize("share", [0, 0.01])
 def test_no_update_step_is_an_error(tmp_path, share):
     """A limit that leaves nothing to train on is told."""
     with pytest.raises(DataError, match=f"'limit_train_batches': {share}"):
-        trainer_of(tmp_path, {"limit_train_batches": share}).train()
+        trainer_of_12(tmp_path, {"limit_train_batches": share}).train()
 
 
 @pytest.mark.parametrize("at", [2, 3, 4])
@@ -366,10 +367,10 @@ def test_limited_epochs_resume(tmp_path, at):
     """A run over parts of epochs that is resumed, in an epoch or between two, ends as one never interrupted."""
     keywords = {"limit_train_batches": 3}
     saving = {"save_strategy": "steps", "save_steps": 1}
-    whole = trainer_of(tmp_path, keywords, **saving)
-    run(whole)
-    resumed = trainer_of(tmp_path, keywords, **saving)
-    run(resumed, resume_from_checkpoint=str(tmp_path / f"checkpoint-{at}"))
+    whole = trainer_of_12(tmp_path, keywords, **saving)
+    train_alike(whole)
+    resumed = trainer_of_12(tmp_path, keywords, **saving)
+    train_alike(resumed, resume_from_checkpoint=str(tmp_path / f"checkpoint-{at}"))
     assert losses(resumed) == losses(whole)
     assert_same_weights(weights(whole.model), weights(resumed.model))
 
@@ -377,10 +378,10 @@ def test_limited_epochs_resume(tmp_path, at):
 def test_limited_epochs_resume_with_other_windows(tmp_path):
     """Resumed with twice the accumulation, the rest of a limited epoch and the next one are left."""
     keywords = {"limit_train_batches": 4}
-    trainer_of(tmp_path, keywords, save_strategy="steps", save_steps=2).train()
+    trainer_of_12(tmp_path, keywords, save_strategy="steps", save_steps=2).train()
     other = {"limit_train_batches": 2}
-    resumed = trainer_of(tmp_path, other, save_strategy="steps", gradient_accumulation_steps=2)
-    run(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    resumed = trainer_of_12(tmp_path, other, save_strategy="steps", gradient_accumulation_steps=2)
+    train_alike(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert resumed.state.global_step == 2 + 1 + 2
     assert resumed.state.epoch == 2.0
 
@@ -389,12 +390,12 @@ def test_limited_epochs_resume_with_other_windows(tmp_path):
 def test_batches_of_an_evaluation(tmp_path, share, batches):
     """``limit_val_batches`` holds for each evaluation: its loss and its speed are those of so many samples."""
     callback = Batches()
-    trainer = trainer_of(tmp_path, {"limit_val_batches": share}, callbacks=[callback], eval_strategy="epoch")
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"limit_val_batches": share}, callbacks=[callback], eval_strategy="epoch")
+    train_alike(trainer)
     assert callback.predicted == 2 * batches
     metrics = trainer.evaluate()
     samples = min(2 * batches, 9)
-    first = trainer_of(tmp_path, model=trainer.model)
+    first = trainer_of_12(tmp_path, model=trainer.model)
     expected = first.evaluate(ListDataset(vector_rows(9, seed=1)[:samples]))
     assert metrics["eval_loss"] == expected["eval_loss"]
     assert metrics["eval_samples_per_second"] * metrics["eval_runtime"] == pytest.approx(samples, rel=0.1)
@@ -403,20 +404,20 @@ def test_batches_of_an_evaluation(tmp_path, share, batches):
 def test_a_prediction_is_limited_by_its_own_keywords(tmp_path):
     """``limit_predict_batches``, else ``limit_test_batches``, is that of ``predict``."""
     rows = ListDataset(vector_rows(9, seed=1))
-    assert len(trainer_of(tmp_path, {"limit_test_batches": 2}).predict(rows).predictions) == 4
-    assert len(trainer_of(tmp_path, {"limit_predict_batches": 0.6}).predict(rows).predictions) == 6
-    assert len(trainer_of(tmp_path, {"limit_val_batches": 1}).predict(rows).predictions) == 9
+    assert len(trainer_of_12(tmp_path, {"limit_test_batches": 2}).predict(rows).predictions) == 4
+    assert len(trainer_of_12(tmp_path, {"limit_predict_batches": 0.6}).predict(rows).predictions) == 6
+    assert len(trainer_of_12(tmp_path, {"limit_val_batches": 1}).predict(rows).predictions) == 9
 
 
 def test_overfitting_reads_the_same_batches_in_order(tmp_path):
     """``overfit_batches`` trains on the first batches again and again, unshuffled, and evaluates as many."""
     callback = Batches()
-    trainer = trainer_of(tmp_path, {"overfit_batches": 2}, callbacks=[callback], eval_strategy="epoch")
-    run(trainer)
+    trainer = trainer_of_12(tmp_path, {"overfit_batches": 2}, callbacks=[callback], eval_strategy="epoch")
+    train_alike(trainer)
     assert callback.predicted == 2 * 2
     rows = ListDataset(vector_rows(4))
-    part = trainer_of(tmp_path, train=rows, train_sampling_strategy="sequential", eval_strategy="epoch")
-    run(part)
+    part = trainer_of_12(tmp_path, train=rows, train_sampling_strategy="sequential", eval_strategy="epoch")
+    train_alike(part)
     assert losses(trainer) == losses(part)
 
 
@@ -429,8 +430,8 @@ def steps(trainer):
 def test_a_logger_of_lightnings_writes_what_the_trainer_logs(tmp_path):
     """A Trainer that was made in the block has the logger, also when it trains after the block."""
     with lightning_keywords(logger=CSVLogger(tmp_path, name="", version="")):
-        trainer = trainer_of(tmp_path)
-    run(trainer)
+        trainer = trainer_of_12(tmp_path)
+    train_alike(trainer)
     with (tmp_path / "metrics.csv").open() as file:
         written = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
     assert written == pytest.approx(losses(trainer))
@@ -441,7 +442,7 @@ def made_in_another_thread(folder):
     """Return a Trainer that a thread makes while this one is in a block, which an error ends."""
     found = []
     with lightning_keywords(limit_train_batches=1):
-        other = threading.Thread(target=lambda: found.append(trainer_of(folder)))
+        other = threading.Thread(target=lambda: found.append(trainer_of_12(folder)))
         other.start()
         other.join()
         raise KeyError(*found)
@@ -449,18 +450,18 @@ def made_in_another_thread(folder):
 
 def test_outside_of_the_block_there_are_none(tmp_path):
     """A Trainer that is made before, after or in another thread is as ever, and so it is after an error."""
-    before = trainer_of(tmp_path)
+    before = trainer_of_12(tmp_path)
     with pytest.raises(KeyError) as stopped:
         made_in_another_thread(tmp_path)
-    assert [steps(trainer) for trainer in (before, *stopped.value.args, trainer_of(tmp_path))] == [WHOLE] * 3
+    assert [steps(trainer) for trainer in (before, *stopped.value.args, trainer_of_12(tmp_path))] == [WHOLE] * 3
 
 
 def test_the_nearest_is_taken(tmp_path):
     """An inner block's keyword stands before an outer one's, a Trainer's own before both; others stay."""
     with lightning_keywords(limit_train_batches=3, profiler="simple"):
         with lightning_keywords(limit_train_batches=2):
-            inner, own = trainer_of(tmp_path), trainer_of(tmp_path, {"limit_train_batches": 1})
-        outer = trainer_of(tmp_path)
+            inner, own = trainer_of_12(tmp_path), trainer_of_12(tmp_path, {"limit_train_batches": 1})
+        outer = trainer_of_12(tmp_path)
     assert [steps(trainer) for trainer in (outer, inner, own)] == [2 * 3, 2 * 2, 2 * 1]
     assert type(own.lightning_trainer.profiler).__name__ == "SimpleProfiler"
 
@@ -468,4 +469,4 @@ def test_the_nearest_is_taken(tmp_path):
 def test_a_keyword_that_there_is_not_is_refused(tmp_path):
     """A Trainer that is made in the block says which keyword, as for one of its own."""
     with lightning_keywords(loger=False), pytest.raises(TrainerSetupError, match="logger"):
-        trainer_of(tmp_path)
+        trainer_of_12(tmp_path)

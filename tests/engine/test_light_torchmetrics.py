@@ -62,7 +62,7 @@ for name, asking in ASKING.items():
 """
 
 
-def run(script):
+def run_python(script):
     (ended,) = finish([start([sys.executable, "-c", script])])
     assert ended.code == 0, ended.output
 
@@ -70,12 +70,12 @@ def run(script):
 @pytest.mark.slow
 def test_the_package_is_executed_when_it_is_asked_for():
     """Until then few of its modules are; from then on it is as ever, and its classes are those that Lightning has."""
-    run(f"{LIGHT}\nASKING, WHOLE = {ASKING!r}, {WHOLE!r}\n{EACH}")
+    run_python(f"{LIGHT}\nASKING, WHOLE = {ASKING!r}, {WHOLE!r}\n{EACH}")
 
 
 def test_nothing_is_done_where_it_is_imported_before():
     """A program that imported Lightning first has all of it."""
-    run("import lightning.pytorch, torchmetrics, hf_compat.engine, sys; assert type(torchmetrics) is type(sys)")
+    run_python("import lightning.pytorch, torchmetrics, hf_compat.engine, sys; assert type(torchmetrics) is type(sys)")
 
 
 @pytest.mark.slow
@@ -94,4 +94,4 @@ def test_another_release(tmp_path):
     script += "import hf_compat.engine, torchmetrics\nfrom torchmetrics import Metric, MetricCollection\n"
     script += f"assert torchmetrics.__file__.startswith({str(tmp_path)!r})\n"
     script += "def loaded():\n    return sys.modules\n"
-    run(script + WHOLE)
+    run_python(script + WHOLE)

@@ -67,7 +67,7 @@ class TwoParts(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def trainer_of(tmp_path, *callbacks, **settings):
+def trainer_with(tmp_path, *callbacks, **settings):
     """Return a Trainer for 4 epochs of 3 update steps, with an evaluation every 2 and a checkpoint every 3 steps."""
     settings = {
         "num_train_epochs": 4,
@@ -90,9 +90,9 @@ def trainer_of(tmp_path, *callbacks, **settings):
     )
 
 
-def trained(tmp_path, *callbacks, **settings):
+def trained_with(tmp_path, *callbacks, **settings):
     """Return such a Trainer after its run."""
-    trainer = trainer_of(tmp_path, *callbacks, **settings)
+    trainer = trainer_with(tmp_path, *callbacks, **settings)
     trainer.train()
     return trainer
 
@@ -110,7 +110,7 @@ def names_of(folder):
 
 def assert_resumes(tmp_path, make: Callable[[], Callback], whole: Trainer, **settings):
     """Assert that a run resumed from the 6th of 12 update steps ends with the weights of the ``whole`` run."""
-    resumed = trainer_of(tmp_path, make(), **settings)
+    resumed = trainer_with(tmp_path, make(), **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     ends = resumed.model.state_dict()
     assert all(torch.equal(value, ends[name]) for name, value in whole.model.state_dict().items())
@@ -121,7 +121,7 @@ def assert_resumes(tmp_path, make: Callable[[], Callback], whole: Trainer, **set
 def test_an_added_backbone_has_the_weight_decay_of_the_run(decay, optim, tmp_path):
     """As the parameters of an optimizer in plain Lightning have its own; it is not torch's default for the class."""
     callback = BackboneFinetuning(1, lambda epoch: 1.0, should_align=False)
-    trainer = trainer_of(tmp_path, callback, weight_decay=decay, optim=optim)
+    trainer = trainer_with(tmp_path, callback, weight_decay=decay, optim=optim)
     trainer.train()
     assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [decay, 0.0, decay]
 
@@ -135,7 +135,7 @@ def backbone_finetuning(tmp_path):
             backbone = [group["lr"] for group in optimizer.param_groups[2:]]
             seen.append((model.backbone[0].weight.detach().clone(), backbone))
 
-    trainer = trainer_of(tmp_path, BackboneFinetuning(1, lambda epoch: 1.0, should_align=False), Rates())
+    trainer = trainer_with(tmp_path, BackboneFinetuning(1, lambda epoch: 1.0, should_align=False), Rates())
     before = trainer.model.backbone[0].weight.detach().clone()
     trainer.train()
     weights = [weight for weight, _ in seen]
@@ -152,8 +152,8 @@ def test_a_run_resumes_in_the_epoch_that_adds_the_backbone(tmp_path):
     def make():
         return BackboneFinetuning(1, lambda epoch: 1.0, should_align=False)
 
-    whole = trained(tmp_path, make(), save_steps=5)
-    resumed = trainer_of(tmp_path, make(), save_steps=5)
+    whole = trained_with(tmp_path, make(), save_steps=5)
+    resumed = trainer_with(tmp_path, make(), save_steps=5)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     ends = resumed.model.state_dict()
     assert all(torch.equal(value, ends[name]) for name, value in whole.model.state_dict().items())
@@ -172,7 +172,7 @@ class HeadFirst(BaseFinetuning):
 
 def base_finetuning(tmp_path):
     """What a subclass adds to the optimizer is trained, in a resumed run too."""
-    trainer = trained(tmp_path, HeadFirst())
+    trainer = trained_with(tmp_path, HeadFirst())
     assert not torch.equal(trainer.model.backbone[0].weight, TwoParts().backbone[0].weight)
     assert len(trainer.optimizer.param_groups) == 3
     assert_resumes(tmp_path, HeadFirst, trainer)
@@ -191,11 +191,11 @@ def callback(tmp_path):
 
     hooks = [name for name in dir(Callback) if name.startswith("on_") or name in ("setup", "teardown")]
     spy = type("Spy", (Callback,), {hook: spying(hook) for hook in hooks})
-    trainer = trained(tmp_path, spy(), gradient_accumulation_steps=3)
+    trainer = trained_with(tmp_path, spy(), gradient_accumulation_steps=3)
     trainer.predict(trainer.eval_dataset)
     with pytest.raises(ZeroDivisionError):
-        trained(tmp_path, spy(), LambdaCallback(on_train_batch_end=lambda *_: 1 / 0))
-    trainer_of(tmp_path, spy(), gradient_accumulation_steps=3).train(resume_from_checkpoint=True)
+        trained_with(tmp_path, spy(), LambdaCallback(on_train_batch_end=lambda *_: 1 / 0))
+    trainer_with(tmp_path, spy(), gradient_accumulation_steps=3).train(resume_from_checkpoint=True)
     assert set(hooks) - seen == {*NEVER_CALLED, *OF_SANITY_CHECK}
     assert set(windows[0]) == {"features", "labels"}
 
@@ -208,13 +208,13 @@ def checkpoint(tmp_path):
         def on_train_batch_end(self, trainer, *_):
             order.append(("late", (tmp_path / f"checkpoint-{trainer.global_step}").exists()))
 
-    trained(tmp_path, Late(), LambdaCallback(on_train_batch_end=lambda *_: order.append("early")), max_steps=3)
+    trained_with(tmp_path, Late(), LambdaCallback(on_train_batch_end=lambda *_: order.append("early")), max_steps=3)
     assert order == ["early", ("late", False)] * 3
 
 
 def device_stats_monitor(tmp_path):
     """The load of the CPU is logged at each update step."""
-    trained(tmp_path, DeviceStatsMonitor(), max_steps=3)
+    trained_with(tmp_path, DeviceStatsMonitor(), max_steps=3)
     stats = logged(tmp_path, "DeviceStatsMonitor.on_train_batch_end/cpu_vm_percent")
     assert sorted(stats) == [1, 2, 3]
     assert all(0 < value < 100 for value in stats.values())
@@ -223,11 +223,11 @@ def device_stats_monitor(tmp_path):
 def early_stopping(tmp_path):
     """Metrics of evaluations and logged ones are monitored, after evaluations or, without them, after epochs."""
     never = {"patience": 1, "min_delta": 1e9}
-    assert trained(tmp_path / "1", EarlyStopping("eval_loss", **never)).state.global_step == 4
-    assert trained(tmp_path / "2", EarlyStopping("loss", **never)).state.global_step == 4
-    assert trained(tmp_path / "3", EarlyStopping("loss", **never), eval_strategy="no").state.global_step == 6
+    assert trained_with(tmp_path / "1", EarlyStopping("eval_loss", **never)).state.global_step == 4
+    assert trained_with(tmp_path / "2", EarlyStopping("loss", **never)).state.global_step == 4
+    assert trained_with(tmp_path / "3", EarlyStopping("loss", **never), eval_strategy="no").state.global_step == 6
     thresholds = EarlyStopping("learning_rate", stopping_threshold=0.045)
-    assert trained(tmp_path / "4", thresholds, eval_strategy="no").state.global_step == 3
+    assert trained_with(tmp_path / "4", thresholds, eval_strategy="no").state.global_step == 3
 
 
 def ema_weight_averaging(tmp_path):
@@ -247,7 +247,7 @@ def _average(tmp_path, make, update):
         def on_step_end(self, args, state, control, model, **kwargs):
             after.append(model.head.weight.detach().clone())
 
-    trainer = trained(tmp_path, make(), Weights())
+    trainer = trained_with(tmp_path, make(), Weights())
     average, saved = after[0], {}
     for count, new in enumerate(after[1:], start=1):
         average = update(average, new, count)
@@ -264,13 +264,13 @@ def _average(tmp_path, make, update):
 def lambda_callback(tmp_path):
     """Its functions are called."""
     steps = []
-    trained(tmp_path, LambdaCallback(on_train_batch_end=lambda trainer, *_: steps.append(trainer.global_step)))
+    trained_with(tmp_path, LambdaCallback(on_train_batch_end=lambda trainer, *_: steps.append(trainer.global_step)))
     assert steps == list(range(1, 13))
 
 
 def learning_rate_monitor(tmp_path):
     """The rate of each update step is logged; it is the one in the history."""
-    trainer = trained(tmp_path, LearningRateMonitor(logging_interval="step"))
+    trainer = trained_with(tmp_path, LearningRateMonitor(logging_interval="step"))
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert list(logged(tmp_path, "lr-AdamW/pg1").values()) == pytest.approx(rates)
 
@@ -278,24 +278,24 @@ def learning_rate_monitor(tmp_path):
 def model_checkpoint(tmp_path):
     """Lightning checkpoints are saved when it says so, beside the run's own."""
     folder = tmp_path / "lightning"
-    trained(tmp_path / "1", ModelCheckpoint(folder / "steps", "{step}", every_n_train_steps=5, save_top_k=-1))
+    trained_with(tmp_path / "1", ModelCheckpoint(folder / "steps", "{step}", every_n_train_steps=5, save_top_k=-1))
     assert names_of(folder / "steps") == ["step=10.ckpt", "step=5.ckpt"]
-    trained(tmp_path / "2", ModelCheckpoint(folder / "epochs", "{step}", every_n_epochs=2, save_top_k=-1))
+    trained_with(tmp_path / "2", ModelCheckpoint(folder / "epochs", "{step}", every_n_epochs=2, save_top_k=-1))
     assert names_of(folder / "epochs") == ["step=10.ckpt", "step=12.ckpt", "step=4.ckpt", "step=6.ckpt"]
     last = ModelCheckpoint(folder / "last", "{step}", save_last=True)
-    trainer = trained(tmp_path / "3", last, eval_strategy="no")
+    trainer = trained_with(tmp_path / "3", last, eval_strategy="no")
     assert names_of(folder / "last") == ["last.ckpt", "step=12.ckpt"]
     content = torch.load(folder / "last" / "last.ckpt", weights_only=True)
     assert content["global_step"] == 12
     assert torch.equal(content["state_dict"]["model.head.weight"], trainer.model.head.weight)
     best = ModelCheckpoint(folder / "best", "{step}-{eval_loss:.6f}", monitor="eval_loss")
-    trainer = trained(tmp_path / "4", best)
+    trainer = trained_with(tmp_path / "4", best)
     losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
     step = min(losses, key=losses.get)
     assert names_of(folder / "best") == [f"step={step}-eval_loss={losses[step]:.6f}.ckpt"]
     assert {"checkpoint-3", "checkpoint-12"} <= set(names_of(tmp_path / "4"))
     with pytest.raises(ZeroDivisionError):
-        trained(
+        trained_with(
             tmp_path / "5",
             ModelCheckpoint(folder / "error", "{step}", save_top_k=0, save_on_exception=True),
             LambdaCallback(on_validation_start=lambda *_: 1 / 0),
@@ -312,14 +312,14 @@ def model_pruning(tmp_path):
     def zeros(model):
         return sum(int((layer.weight == 0).sum()) for layer in (model.backbone[0], model.head))
 
-    trainer = trained(tmp_path, make(), max_steps=6)
+    trainer = trained_with(tmp_path, make(), max_steps=6)
     assert zeros(trainer.model) >= 38
     loaded = TwoParts()
-    saved = trainer_of(tmp_path)
+    saved = trainer_with(tmp_path)
     saved.model = saved.model_wrapped = loaded
     saved._load_from_checkpoint(str(tmp_path / "checkpoint-6"))
     assert zeros(loaded) >= 38
-    resumed = trainer_of(tmp_path, make(), max_steps=9)
+    resumed = trainer_with(tmp_path, make(), max_steps=9)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert zeros(resumed.model) >= 38
 
@@ -327,7 +327,7 @@ def model_pruning(tmp_path):
 def model_summary(tmp_path, capsys, caplog):
     """A table of the model's layers is printed."""
     with caplog.at_level("INFO"):
-        trained(tmp_path, ModelSummary(max_depth=2), max_steps=1)
+        trained_with(tmp_path, ModelSummary(max_depth=2), max_steps=1)
     assert "model.backbone" in caplog.text + capsys.readouterr().out
 
 
@@ -335,9 +335,9 @@ def on_exception_checkpoint(tmp_path):
     """A Lightning checkpoint is saved when the run ends with an error; the next run does not begin there."""
     failing = LambdaCallback(on_validation_start=lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        trained(tmp_path, OnExceptionCheckpoint(tmp_path / "error"), failing)
+        trained_with(tmp_path, OnExceptionCheckpoint(tmp_path / "error"), failing)
     assert torch.load(tmp_path / "error" / "on_exception.ckpt", weights_only=True)["global_step"] == 2
-    assert trained(tmp_path, OnExceptionCheckpoint(tmp_path / "error")).lightning_trainer.global_step == 12
+    assert trained_with(tmp_path, OnExceptionCheckpoint(tmp_path / "error")).lightning_trainer.global_step == 12
 
 
 def progress_bar(tmp_path):
@@ -348,30 +348,34 @@ def progress_bar(tmp_path):
         def on_train_batch_end(self, *given):
             seen.append(self.total_train_batches)
 
-    trainer = trained(tmp_path, Bar(), gradient_accumulation_steps=3)
+    trainer = trained_with(tmp_path, Bar(), gradient_accumulation_steps=3)
     assert isinstance(trainer.lightning_trainer.progress_bar_callback, Bar)
     assert seen == [1] * 4
 
 
 def rich_model_summary(tmp_path, capsys):
     """A table of the model's layers is printed."""
-    trained(tmp_path, RichModelSummary(max_depth=2), max_steps=1)
+    trained_with(tmp_path, RichModelSummary(max_depth=2), max_steps=1)
     assert "model.backbone" in capsys.readouterr().out
 
 
 def rich_progress_bar(tmp_path, capsys):
     """The bar counts update steps."""
     bar = RichProgressBar()
-    _trainer = trained(tmp_path, bar, gradient_accumulation_steps=3)  # without which the bar has no trainer to read
+    _trainer = trained_with(
+        tmp_path, bar, gradient_accumulation_steps=3
+    )  # without which the bar has no trainer to read
     assert bar.total_train_batches == 1
     assert "Epoch 3/3" in capsys.readouterr().out
 
 
 def spike_detection(tmp_path):
     """A spike of the loss ends the run with Lightning's error and names the batches; the state can be resumed."""
-    trainer = trained(tmp_path, SpikeDetection(rtol=1e9))
+    trainer = trained_with(tmp_path, SpikeDetection(rtol=1e9))
     assert_resumes(tmp_path, lambda: SpikeDetection(rtol=1e9), trainer)
-    spiked = trainer_of(tmp_path / "2", SpikeDetection(rtol=0.0, atol=0.0, exclude_batches_path=tmp_path / "bad.json"))
+    spiked = trainer_with(
+        tmp_path / "2", SpikeDetection(rtol=0.0, atol=0.0, exclude_batches_path=tmp_path / "bad.json")
+    )
     with pytest.raises(TrainingSpikeException):
         spiked.train()
     assert json.loads((tmp_path / "bad.json").read_text())[0] >= 0
@@ -380,7 +384,7 @@ def spike_detection(tmp_path):
 def throughput_monitor(tmp_path):
     """Samples of update steps and of evaluations are counted, with the model's FLOPs."""
     monitor = ThroughputMonitor(lambda batch: len(batch["labels"]), lambda batch: batch["features"].shape[1])
-    trained(tmp_path, monitor, per_device_eval_batch_size=2, gradient_accumulation_steps=3, save_strategy="no")
+    trained_with(tmp_path, monitor, per_device_eval_batch_size=2, gradient_accumulation_steps=3, save_strategy="no")
     assert logged(tmp_path, "train/samples") == {1: 12, 2: 24, 3: 36, 4: 48}
     assert max(logged(tmp_path, "validate/samples").values()) == 6
 
@@ -388,18 +392,18 @@ def throughput_monitor(tmp_path):
 def timer(tmp_path):
     """The time of the run is measured, also over a resume, and the run ends after the duration."""
     whole = Timer()
-    trained(tmp_path, whole)
+    trained_with(tmp_path, whole)
     assert whole.time_elapsed("train") > whole.time_elapsed("validate") > 0
     resumed = Timer()
-    trainer_of(tmp_path, resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    trainer_with(tmp_path, resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert resumed.time_elapsed("train") > resumed.end_time("train") - resumed.start_time("train")
     short = Timer(timedelta(microseconds=1))
-    assert trained(tmp_path / "2", short).state.global_step <= 1
+    assert trained_with(tmp_path / "2", short).state.global_step <= 1
 
 
 def tqdm_progress_bar(tmp_path, capsys):
     """The bar counts update steps."""
-    trained(tmp_path, TQDMProgressBar(), gradient_accumulation_steps=3)
+    trained_with(tmp_path, TQDMProgressBar(), gradient_accumulation_steps=3)
     output = capsys.readouterr()
     assert "Epoch 3: 100%" in output.out + output.err
 
@@ -456,11 +460,11 @@ def test_a_callback_works(name, tmp_path, request):
 def test_a_callback_is_refused(name, tmp_path):
     """One that cannot do its work is refused with the Trainer, and by ``add_callback``, naming what to use instead."""
     with pytest.raises(TrainerSetupError) as caught:
-        trainer_of(tmp_path, REFUSED[name]())
+        trainer_with(tmp_path, REFUSED[name]())
     assert SUPPORT[name].note in str(caught.value)
     assert SUPPORT[name].instead in str(caught.value)
     with pytest.raises(TrainerSetupError, match="is not supported"):
-        trainer_of(tmp_path).add_callback(REFUSED[name]())
+        trainer_with(tmp_path).add_callback(REFUSED[name]())
 
 
 @pytest.mark.parametrize(
@@ -480,13 +484,13 @@ def test_a_callback_is_refused(name, tmp_path):
 def test_a_setting_is_refused(make, settings, message, tmp_path):
     """A setting with which a callback would fail or do nothing is refused before training."""
     with pytest.raises(TrainerSetupError, match=message):
-        trainer_of(tmp_path, make(), **settings)
+        trainer_with(tmp_path, make(), **settings)
 
 
 @pytest.mark.parametrize("kind", [DeviceStatsMonitor, LearningRateMonitor])
 def test_a_callback_that_logs_needs_a_logger(kind, tmp_path):
     """Without a logger the run is refused before its first step."""
-    trainer = trainer_of(tmp_path, kind())
+    trainer = trainer_with(tmp_path, kind())
     trainer.lightning_backend.user_loggers.clear()
     with pytest.raises(TrainerSetupError, match=f"{kind.__name__} needs a Lightning logger.*`report_to`"):
         trainer.train()
@@ -506,7 +510,7 @@ def test_the_page_is_the_table():
 
 def test_callbacks_may_be_added_and_removed(tmp_path):
     """``add_callback`` and its like take Lightning's callbacks, classes too; they take part from the next run on."""
-    trainer, timer = trainer_of(tmp_path, LambdaCallback, max_steps=1), Timer()
+    trainer, timer = trainer_with(tmp_path, LambdaCallback, max_steps=1), Timer()
     trainer.add_callback(timer)
     trainer.train()
     assert timer.time_elapsed("train") > 0
@@ -520,7 +524,7 @@ def test_callbacks_may_be_added_and_removed(tmp_path):
 
 def test_the_module_has_the_models_attributes(tmp_path):
     """Callbacks may ask the module for parts of the model; what Lightning itself looks for is never the model's."""
-    trainer = trainer_of(tmp_path, max_steps=1)
+    trainer = trainer_with(tmp_path, max_steps=1)
     trainer.model.train_dataloader = trainer.model.on_epoch = trainer.model.batch_size = 1
     trainer.train()
     module = trainer.lightning_module
@@ -546,9 +550,9 @@ def test_what_a_callback_adds_to_a_checkpoint_comes_back(tmp_path):
             self.loaded = checkpoint["kept"]
 
     saver, keeper = Keeper(), Keeper()
-    trained(tmp_path, saver)
+    trained_with(tmp_path, saver)
     assert saver.saves == len(list(tmp_path.glob("checkpoint-*"))) > 0
-    trainer_of(tmp_path, keeper).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    trainer_with(tmp_path, keeper).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert keeper.loaded == {"step": 6, "weights": 4}
 
 
@@ -560,11 +564,11 @@ def test_a_state_dict_is_made_for_those_who_read_it(tmp_path, monkeypatch):
             assert len(checkpoint["state_dict"]) == 4
 
     made, whole = [], HFModule.state_dict
-    trained(tmp_path)
+    trained_with(tmp_path)
     monkeypatch.setattr(HFModule, "state_dict", lambda self: made.append(self) or whole(self))
     for callbacks, expected in (((Timer(),), 0), ((Reader(),), 1)):
         made.clear()
-        trainer_of(tmp_path, *callbacks).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+        trainer_with(tmp_path, *callbacks).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
         assert len(made) == expected
 
 

@@ -5,7 +5,6 @@ import socket
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
-from hf_compat import TrainingArguments
 from hf_compat.arguments.process_facts import choose_device
 from hf_compat.distributed.launch import Launch
 from hf_compat.engine.process_layout import ProcessLayout, ProcessStart, place_run, presume_layout
@@ -13,10 +12,7 @@ from hf_compat.engine.strategies.base import STRATEGIES
 from hf_compat.engine.strategies.ddp import ddp_settings
 from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import PlainModel, gpt2
-
-
-def arguments(**fields):
-    return TrainingArguments("out", use_cpu=True, report_to="none", **fields)
+from tests.support.trainers import arguments
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")

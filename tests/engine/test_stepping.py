@@ -12,6 +12,7 @@ from hf_compat.data.loader import TrackedLoader
 from hf_compat.data.windows import Window
 from hf_compat.engine import backend
 from hf_compat.engine.internals.stepping import _LeanEvaluationLoop, use_fast_loops
+from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.lightning import HFDataModule, HFModule
 from tests.support.helpers import (
     ListDataset,
@@ -95,7 +96,7 @@ for hook_name in HOOKS:
         setattr(Seeing, hook_name, noting_callback(hook_name))
 
 
-def arguments(folder, **more):
+def accumulating(folder, **more):
     """Return arguments of a run of two epochs with accumulation and a short last window."""
     more = {
         "num_train_epochs": 2,
@@ -110,7 +111,7 @@ def arguments(folder, **more):
 
 def fit(folder, *callbacks, module, lightning=None, **more):
     """Train the pieces, and return their Lightning trainer with its module."""
-    args = arguments(folder, **more)
+    args = accumulating(folder, **more)
     keywords = {"logger": False, "accelerator": "cpu", "max_epochs": -1, "enable_progress_bar": False}
     callbacks = [*hf_compat.lightning.callbacks(args), *callbacks]
     trainer = pl.Trainer(callbacks=callbacks, **keywords, **(lightning or {}))
@@ -152,7 +153,7 @@ def test_hooks_are_called_as_by_lightning(tmp_path):
     rows = [{name: torch.tensor(value) for name, value in vector_rows(1)[0].items()}] * 4  # in whatever order
     keywords = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
     more = {"max_grad_norm": 0.0, "lr_scheduler_type": "constant", "optim": "sgd", "learning_rate": 0.1}
-    args = arguments(tmp_path, gradient_accumulation_steps=1, **more)
+    args = accumulating(tmp_path, gradient_accumulation_steps=1, **more)
     seen, weights = [], []
     for is_plain in (False, True):
         SEEN.clear()
@@ -275,10 +276,12 @@ def test_a_trainers_run_is_lean(tmp_path, monkeypatch, more):
         monkeypatch.setattr(pl.Callback, name, lambda *given, name=name: called.append(name))
         monkeypatch.setattr(pl.LightningModule, name, lambda *given, name=name: called.append(name))
     data = ListDataset(labelled_rows(7))
-    hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data).train()
+    hf_compat.Trainer(bert_classifier(), accumulating(tmp_path, **more), PadCollator(), data).train()
     assert called == []
     profiled = {"profiler": "simple"}
-    hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data, lightning=profiled).train()
+    hf_compat.Trainer(
+        bert_classifier(), accumulating(tmp_path, **more), PadCollator(), data, lightning=profiled
+    ).train()
     assert {*called} == {*HOOKS[1:5]}
 
 
@@ -342,7 +345,7 @@ def evaluate(folder, *, lightning=None):
     """Train with an evaluation per epoch, then evaluate and predict; return what the hooks saw and what came out."""
     callback = SeeingEvaluations()
     rows = ListDataset(labelled_rows(7))
-    args = arguments(folder, eval_strategy="epoch", per_device_eval_batch_size=2)
+    args = accumulating(folder, eval_strategy="epoch", per_device_eval_batch_size=2)
     hf_compat.set_seed(0)
     given = {"train_dataset": rows, "eval_dataset": rows, "callbacks": [callback], "lightning": lightning}
     trainer = hf_compat.Trainer(bert_classifier(), args, PadCollator(), **given)
@@ -359,7 +362,7 @@ def test_hooks_of_evaluations_are_called_as_by_lightning(tmp_path, monkeypatch):
     """In a fit and outside: order, arguments, the hook's name, progress, logged metrics and results are Lightning's."""
     lean, *ours = evaluate(tmp_path / "lean")
     assert lean == {True}
-    monkeypatch.setattr(backend, "use_fast_loops", lambda trainer, noop_transfer: None)
+    monkeypatch.setattr(backend, "use_fast_loops", lambda trainer, **_: None)
     lean, *theirs = evaluate(tmp_path / "own")
     assert lean == {False}
     assert ours == theirs
@@ -372,7 +375,7 @@ def test_a_batch_of_a_later_evaluation_collects_no_metrics(tmp_path, monkeypatch
     collected = []
     monkeypatch.setattr(_LoggerConnector, "on_batch_end", lambda self: collected.append(self))
     rows = ListDataset(labelled_rows(7))
-    trainer = hf_compat.Trainer(bert_classifier(), arguments(tmp_path), PadCollator(), eval_dataset=rows)
+    trainer = hf_compat.Trainer(bert_classifier(), accumulating(tmp_path), PadCollator(), eval_dataset=rows)
     first, second = trainer.evaluate(), trainer.evaluate()
     assert first["eval_loss"] == second["eval_loss"]
     assert trainer.lightning_trainer.callback_metrics["eval_loss"] == pytest.approx(first["eval_loss"])
@@ -395,7 +398,7 @@ def test_evaluations_of_another_module():
     for kind in (LeavesBatches, OwnStep):
         module = kind()
         trainer = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
-        use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
+        use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device, strategy_class=ModelStrategy)
         logged = trainer.validate(module, DataLoader(torch.arange(6.0), batch_size=4), verbose=False)
         assert (trainer.validate_loop.hooks is not None) == (kind is LeavesBatches)
         seen.append((logged, module.steps))
@@ -424,7 +427,7 @@ def test_batches_of_a_loader_with_a_length(limit, expected, monkeypatch):
         trainer = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False, limit_val_batches=limit)
         monkeypatch.setattr(trainer.strategy, "reduce", lambda tensor, **_: sums.append(tensor) or tensor)
         if lean:
-            use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
+            use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device, strategy_class=ModelStrategy)
         trainer.validate(LeavesBatches(), TrackedLoader(Counted(), knows_end=False), verbose=False)
         assert trainer.num_val_batches == expected
         assert trainer.validate_loop.batch_progress.total.completed == sum(expected)
@@ -460,7 +463,7 @@ def test_a_length_is_a_hint(limit, expected, said, profiler):
     watching = Watching()
     keywords = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False, "profiler": profiler}
     trainer = pl.Trainer(callbacks=[watching], limit_val_batches=limit, **keywords)
-    use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
+    use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device, strategy_class=ModelStrategy)
     trainer.validate(LeavesBatches(), TrackedLoader(Counted(count=6), knows_end=True), verbose=False)
     assert watching.seen == [(index, [said], index == expected - 1) for index in range(expected)]
     assert (trainer.validate_loop.hooks is None) == (profiler is not None)
@@ -478,7 +481,7 @@ def test_evaluations_of_a_stream_longer_than_its_length(tmp_path, keywords):
     """In a fit and outside callbacks see all batches, the length as their number, and which is the last."""
     rows = SaysFour(labelled_rows(7))
     watching = Watching()
-    args = arguments(tmp_path, eval_strategy="epoch", per_device_eval_batch_size=2, num_train_epochs=1)
+    args = accumulating(tmp_path, eval_strategy="epoch", per_device_eval_batch_size=2, num_train_epochs=1)
     given = {"train_dataset": rows, "eval_dataset": rows, "callbacks": [watching], "lightning": keywords}
     trainer = hf_compat.Trainer(bert_classifier(), args, PadCollator(), **given)
     trainer.train()
@@ -515,7 +518,7 @@ def test_the_last_batch_is_known(tmp_path, keywords, rows, prepares):
         asked.append((len(prediction.label_ids), compute_result))
         return {"asked": len(asked)}
 
-    args = arguments(tmp_path, batch_eval_metrics=True)
+    args = accumulating(tmp_path, batch_eval_metrics=True)
     given = {"eval_dataset": ListDataset(labelled_rows(7)), "compute_metrics": counted, "lightning": keywords}
     metrics = Own(bert_classifier(), args, PadCollator(), **given).evaluate()
     assert asked == [(size, number == len(rows)) for number, size in enumerate(rows, 1)]

@@ -136,7 +136,7 @@ FOR_TRANSFORMERS = ["language_model", "token_classification", "question_answerin
 """Those that also run, and compute the same, with their imports from transformers."""
 
 
-def run(example, folder):
+def run_example(example, folder):
     """Run an example in ``folder``; return what it prints."""
     for package in example.needs:
         pytest.importorskip(package)
@@ -166,7 +166,7 @@ def test_every_example_is_run_and_described():
 @pytest.mark.parametrize("example", [pytest.param(example, id=example.id) for example in EXAMPLES])
 def test_an_example_learns(example, tmp_path):
     """Its last line tells of a model that has learned."""
-    (found,) = numbers(example, run(example, tmp_path))
+    (found,) = numbers(example, run_example(example, tmp_path))
     assert example.learned(*found), found
 
 

@@ -1,25 +1,22 @@
 """The script in which the functions of :mod:`tests.gpu.harness` are called.
 
-With the folder of a call as its word it makes that call. Without one it imports what takes seconds, reads a call a line
-from standard input, ``{"folder", "directory", "environment", "ranks"}`` as JSON, and makes each in a process that it
-forks, or in one for each rank: what it answers, a line each, is the id of the process that it has forked and, once that
-is no more, its exit status.
+With the folder of a call as its word it makes that call. Without one it is a server, see :mod:`tests.support.forking`,
+whose requests are ``{"folder", "ranks"}``: it makes the call in a process that it forks, or in one for each rank.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pickle
 import signal
 import sys
-import threading
-import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
+
+from tests.support.forking import exit_with, serve
 
 IMPORTED = ("pytest", "accelerate", "transformers.trainer", "hf_compat.lightning", "tests.gpu.comparing")
 """What most calls need; with the modules that a Trainer of either library imports on its first use."""
@@ -32,36 +29,7 @@ def call(folder: Path) -> None:
     (folder / f"value.{os.environ.get('RANK', '0')}").write_bytes(pickle.dumps(value))
 
 
-def become(folder: Path, directory: str, environment: dict[str, str]) -> None:
-    """Give a forked process what a started one has: a session, words, directory, environment and output of its own."""
-    os.setsid()
-    sys.argv[1:] = [str(folder)]  # with which Lightning starts further ranks
-    os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(environment)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(source, target)
-
-
-def call_and_exit(folder: Path) -> NoReturn:
-    """Call the function as a process does that was started for it, but end without freeing all that was imported."""
-    code = 0
-    try:
-        call(folder)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def call_on_ranks(folder: Path, ranks: int) -> NoReturn:
+def call_on_ranks(folder: Path, ranks: int) -> int:
     """Call the function in a process for each rank; one that fails ends the others, as a launcher does."""
     rank_zero = importlib.import_module("lightning.fabric.utilities.rank_zero").rank_zero_only
     running = set()
@@ -70,7 +38,7 @@ def call_on_ranks(folder: Path, ranks: int) -> NoReturn:
         if process == 0:
             os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank)})
             rank_zero.rank = rank  # which Lightning has read as it was imported
-            call_and_exit(folder)
+            exit_with(call, folder)
         running.add(process)
     code = 0
     while running:
@@ -80,34 +48,21 @@ def call_on_ranks(folder: Path, ranks: int) -> NoReturn:
             code = 1
             for other in running:
                 os.kill(other, signal.SIGKILL)
-    os._exit(code)
+    return code
 
 
-def answer(value: int) -> None:
-    """Write a line."""
-    os.write(1, f"{value}\n".encode())
-
-
-def serve() -> None:
-    """Fork a process for each call."""
+def act(request: dict[str, Any]) -> int:
+    """Make the call of ``request``."""
     assert not torch.cuda.is_initialized(), "processes that are forked could not use the GPUs"
-    for line in sys.stdin:
-        given: dict[str, Any] = json.loads(line)
-        folder = Path(given["folder"])
-        process = os.fork()
-        if process == 0:
-            become(folder, given["directory"], given["environment"])
-            if given["ranks"] is None:
-                call_and_exit(folder)
-            call_on_ranks(folder, given["ranks"])
-        answer(process)
-        answer(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+    folder = Path(request["folder"])
+    if request["ranks"] is not None:
+        return call_on_ranks(folder, request["ranks"])
+    call(folder)
+    return 0
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         call(Path(sys.argv[1]))
     else:
-        for name in IMPORTED:
-            importlib.import_module(name)
-        serve()
+        serve(IMPORTED, act)

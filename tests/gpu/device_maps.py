@@ -53,17 +53,17 @@ def where(kit: Kit, trainer: Any) -> None:
     kit.keep("arguments", [trainer.args.n_gpu, trainer.args.train_batch_size, trainer.args.parallel_mode.value])
 
 
-def trainer_of(kit: Kit, device_map: Any = HALVES, **fields: Any) -> Any:
+def spread_trainer(kit: Kit, device_map: Any = HALVES, **fields: Any) -> Any:
     """Return a Trainer of a model loaded with ``device_map``."""
     layers = {"n_layer": 4} if isinstance(device_map, str) else {}  # enough of them not to fit a single GPU
     return language_model(kit, fields={**ACCUMULATION, **CADENCE, **fields}, model=spread(kit, device_map, **layers))
 
 
-def trained(device_map: Any = HALVES, **fields: Any) -> Body:
+def training_spread(device_map: Any = HALVES, **fields: Any) -> Body:
     """Return a scenario that trains with accumulation, evaluates, predicts and saves."""
 
     def body(kit: Kit) -> None:
-        trainer = trainer_of(kit, device_map, **fields)
+        trainer = spread_trainer(kit, device_map, **fields)
         where(kit, trainer)
         train(kit, trainer)
         where(kit, trainer)
@@ -71,14 +71,14 @@ def trained(device_map: Any = HALVES, **fields: Any) -> Body:
     return body
 
 
-def resumed(**fields: Any) -> Body:
+def resuming_spread(**fields: Any) -> Body:
     """Return a scenario that goes on within an epoch."""
-    return lambda kit: resume(kit, partial(trainer_of, save_strategy="steps", save_steps=1, **fields), 4)
+    return lambda kit: resume(kit, partial(spread_trainer, save_strategy="steps", save_steps=1, **fields), 4)
 
 
 def evaluated(kit: Kit) -> None:
     """Evaluated without a training."""
-    trainer = trainer_of(kit)
+    trainer = spread_trainer(kit)
     kit.evaluate(trainer)
     kit.predict(trainer, trainer.eval_dataset)
     where(kit, trainer)
@@ -126,26 +126,28 @@ def quantized_adapters(kit: Kit) -> None:
 def checkpointed(kit: Kit) -> None:
     """Activations are computed again in the backward pass."""
     fields = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-    train(kit, trainer_of(kit, **fields))
+    train(kit, spread_trainer(kit, **fields))
 
 
 SPREAD_SCENARIOS: dict[str, Body] = {
     name: in_any_order(body)
     for name, body in {
-        "spread_map": trained(),
-        "spread_balanced": trained("balanced"),
-        "spread_auto": trained("auto"),
-        "spread_all_on_the_second_GPU": trained({"": 1}),
-        "spread_all_on_the_first_GPU": trained({"": 0}, num_train_epochs=1),
-        "spread_bf16": trained(bf16=True),
-        "spread_fp16": trained(fp16=True),
-        "spread_best_model": trained(load_best_model_at_end=True, metric_for_best_model="loss", save_total_limit=1),
-        "spread_label_smoothing": trained(label_smoothing_factor=0.1),
-        "spread_embedding_noise": trained(neftune_noise_alpha=5.0),
+        "spread_map": training_spread(),
+        "spread_balanced": training_spread("balanced"),
+        "spread_auto": training_spread("auto"),
+        "spread_all_on_the_second_GPU": training_spread({"": 1}),
+        "spread_all_on_the_first_GPU": training_spread({"": 0}, num_train_epochs=1),
+        "spread_bf16": training_spread(bf16=True),
+        "spread_fp16": training_spread(fp16=True),
+        "spread_best_model": training_spread(
+            load_best_model_at_end=True, metric_for_best_model="loss", save_total_limit=1
+        ),
+        "spread_label_smoothing": training_spread(label_smoothing_factor=0.1),
+        "spread_embedding_noise": training_spread(neftune_noise_alpha=5.0),
         "spread_gradient_checkpointing": checkpointed,
         "spread_evaluated": evaluated,
-        "spread_resumed": resumed(),
-        "spread_resumed_in_fp16": resumed(fp16=True),
+        "spread_resumed": resuming_spread(),
+        "spread_resumed_in_fp16": resuming_spread(fp16=True),
         "spread_adapters": adapters,
         "spread_in_8_bits": quantized,
         "spread_adapters_on_quantized": quantized_adapters,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from tests.gpu.context_parallel import shared
-from tests.gpu.scenarios import REPLICAS, resumed, sharded, trained
+from tests.gpu.scenarios import REPLICAS, resuming, sharded, training
 from tests.support.drawn_runs import LOADERS
 from tests.support.parity import Kit
 from tests.support.presharded import presharded
@@ -101,7 +101,7 @@ def on_whole_models(kind: str, seed: int) -> Body:
     """Return a run whose ranks have the whole model."""
     precision, fields, chance = draw(kind, seed)
     resumes = keeps_all(fields) and chance.random() < 0.5
-    return (resumed if resumes else trained)(**halved(precision, fields))
+    return (resuming if resumes else training)(**halved(precision, fields))
 
 
 def on_shards(kind: str, seed: int, *, version: int, sizes: Fields | None = None) -> Body:

@@ -5,17 +5,12 @@ Imports take longer than most calls: a process for each number of GPUs has made 
 
 from __future__ import annotations
 
-import atexit
-import json
 import os
 import pickle
-import selectors
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +19,7 @@ import pytest
 
 from tests.gpu.build import reason_to_skip
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE, TORCHRUN, Ended, clean_environment, finish, free_port, start
+from tests.support.processes import TORCHRUN, Ended, ForkServer, finish, free_port, start
 
 SKIPPED = reason_to_skip()
 needs_fake_gpu = pytest.mark.skipif(SKIPPED is not None, reason=SKIPPED or "")
@@ -58,7 +53,7 @@ def run_on_gpu(
         return _call([sys.executable], function, given, named, devices, variables)[0]
     with tempfile.TemporaryDirectory() as name:
         folder = _folder_of_call(name, function, given, named)
-        return _values(folder, _server(devices).call(folder, variables))[0]
+        return _values(folder, _server(devices).call(folder, variables, ranks=None))[0]
 
 
 def run_on_gpus(
@@ -133,52 +128,6 @@ def _values(folder: Path, ended: Ended) -> list[Any]:
 
 
 @cache
-def _server(devices: int) -> _Server:
-    return _Server(devices)
-
-
-class _Server:
-    """A process with ``devices`` GPUs, none of which it has used, that is forked for each call; see ``call.py``."""
-
-    def __init__(self, devices: int) -> None:
-        self._devices = devices
-        # Without buffers: what has been read is what has been waited for.
-        self._process = subprocess.Popen(
-            [sys.executable, str(CALL)],
-            bufsize=0,
-            env=self._environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        atexit.register(self._close)
-
-    def call(self, folder: Path, variables: dict[str, str], *, ranks: int | None = None) -> Ended:
-        """Make the call in ``folder`` in a forked process, or one a rank, and end all that it started if it hangs."""
-        assert self._process.stdin is not None, "it is a pipe"
-        environment = self._environment() | variables
-        request = {"folder": str(folder), "directory": os.getcwd(), "environment": environment, "ranks": ranks}
-        self._process.stdin.write((json.dumps(request) + "\n").encode())
-        self._process.stdin.flush()
-        process = self._answer()
-        try:
-            code = self._answer()
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL)
-        return Ended(code, (folder / "output").read_text())
-
-    def _environment(self) -> dict[str, str]:
-        return clean_environment(**_environment(self._devices))
-
-    def _answer(self) -> int:
-        assert self._process.stdout is not None, "it is a pipe"
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(PATIENCE):
-                raise TimeoutError(f"still running after {PATIENCE} s")
-        line = self._process.stdout.readline()
-        assert line, f"the process that is forked has ended: {self._process.wait(PATIENCE)}"
-        return int(line)
-
-    def _close(self) -> None:
-        self._process.communicate(timeout=PATIENCE)
+def _server(devices: int) -> ForkServer:
+    """Return a process with ``devices`` GPUs, none of which it has used; see ``call.py``."""
+    return ForkServer(CALL, **_environment(devices))

@@ -36,7 +36,7 @@ CADENCE: Fields = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strate
 PRECISIONS: dict[str, Fields] = {"fp32": {}, "bf16": {"bf16": True}, "fp16": {"fp16": True}}
 
 
-def trained(*, epochs: int = 2, **fields: Any) -> Body:
+def training(*, epochs: int = 2, **fields: Any) -> Body:
     """Return a scenario that trains a language model with accumulation, evaluates, predicts and saves."""
 
     def body(kit: Kit) -> None:
@@ -45,7 +45,7 @@ def trained(*, epochs: int = 2, **fields: Any) -> Body:
     return body
 
 
-def resumed(**fields: Any) -> Body:
+def resuming(**fields: Any) -> Body:
     """Return a scenario that goes on within an epoch."""
     every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1, **fields}
     return lambda kit: resume(kit, partial(language_model, fields=every), 4)
@@ -154,7 +154,7 @@ def tf32(enabled: bool) -> Body:
 def workers(**fields: Any) -> Body:
     """Return a scenario whose batches come from workers, in pinned memory, and are copied without waiting."""
     copies = {"accelerator_config": {"non_blocking": True}, "dataloader_num_workers": 2}
-    return trained(**copies, **fields)
+    return training(**copies, **fields)
 
 
 def quantized(*, is_placed: bool = False, **facts: Any) -> Body:
@@ -233,11 +233,11 @@ def replicated_by_sizes(kit: Kit) -> None:
 
 
 GPU_SCENARIOS: dict[str, Body] = {
-    "fp32": trained(),
+    "fp32": training(),
     "tf32_on": tf32(True),
     "tf32_off": tf32(False),
-    "bf16_on_gpu": trained(bf16=True),
-    "fp16": trained(fp16=True),
+    "bf16_on_gpu": training(bf16=True),
+    "fp16": training(fp16=True),
     "fp16_overflow_fused": overflowing(optim="adamw_torch_fused"),
     "fp16_overflow_plain": overflowing(optim="adamw_torch"),
     "fp16_overflow_accumulating": overflowing(gradient_accumulation_steps=2, max_grad_norm=0.0),
@@ -247,24 +247,24 @@ GPU_SCENARIOS: dict[str, Body] = {
     "optimizer_of_the_script_fp16_plain": partial(handed_over, fields={"fp16": True}),
     "fp16_after_fp32": lambda kit: after_another_trainer(kit, {}, {"fp16": True}),
     "fp32_after_fp16": lambda kit: after_another_trainer(kit, {"fp16": True}, {}),
-    "bf16_full_evaluation": trained(bf16_full_eval=True),
-    "fp16_full_evaluation": trained(fp16_full_eval=True),
+    "bf16_full_evaluation": training(bf16_full_eval=True),
+    "fp16_full_evaluation": training(fp16_full_eval=True),
     "compiled_eager": compiled("eager"),
     "compiled_aot_eager": compiled("aot_eager"),
     "compiled_in_bf16": compiled("aot_eager", bf16=True),
-    "pinned": trained(accelerator_config={"non_blocking": True}),
-    "pageable": trained(dataloader_pin_memory=False),
+    "pinned": training(accelerator_config={"non_blocking": True}),
+    "pageable": training(dataloader_pin_memory=False),
     "workers": workers(),
     "memory_of_the_gpu": memory_of_the_gpu,
-    "emptied_cache": trained(torch_empty_cache_steps=2),
-    "noisy_embeddings": trained(neftune_noise_alpha=5.0, bf16=True),
-    "checkpointed_activations": trained(gradient_checkpointing=True, bf16=True),
-    "best_checkpoint": trained(load_best_model_at_end=True, save_total_limit=1, bf16=True),
+    "emptied_cache": training(torch_empty_cache_steps=2),
+    "noisy_embeddings": training(neftune_noise_alpha=5.0, bf16=True),
+    "checkpointed_activations": training(gradient_checkpointing=True, bf16=True),
+    "best_checkpoint": training(load_best_model_at_end=True, save_total_limit=1, bf16=True),
     "memory_runs_out": exhausted,
     "overrides_in_fp16": overrides(fp16=True),
     "overrides_compiled": overrides(torch_compile=True, torch_compile_backend="eager"),
     "evaluated_before_compiled": evaluated_before(torch_compile=True, torch_compile_backend="eager"),
-    "combined_bf16": trained(
+    "combined_bf16": training(
         bf16=True,
         bf16_full_eval=True,
         optim="rmsprop",
@@ -274,7 +274,7 @@ GPU_SCENARIOS: dict[str, Body] = {
         average_tokens_across_devices=False,
         logging_steps=2,
     ),
-    "combined_fp16": trained(
+    "combined_fp16": training(
         fp16=True,
         optim="adafactor",
         group_by_length=True,
@@ -285,7 +285,7 @@ GPU_SCENARIOS: dict[str, Body] = {
         warmup_steps=2,
         eval_use_gather_object=True,
     ),
-    "combined_fp32": trained(
+    "combined_fp32": training(
         optim="adagrad",
         label_smoothing_factor=0.1,
         load_best_model_at_end=True,
@@ -294,24 +294,24 @@ GPU_SCENARIOS: dict[str, Body] = {
         torch_empty_cache_steps=1,
         dataloader_drop_last=True,
     ),
-    "combined_resumed": resumed(
+    "combined_resumed": resuming(
         bf16=True,
         optim="sgd",
         neftune_noise_alpha=4.0,
         logging_strategy="epoch",
         accelerator_config={"non_blocking": True},
     ),
-    "resume_fp32": resumed(),
-    "resume_bf16": resumed(bf16=True),
-    "resume_fp16": resumed(fp16=True),
-    "resume_with_workers_of_the_gpu": resumed(dataloader_num_workers=1, accelerator_config={"non_blocking": True}),
+    "resume_fp32": resuming(),
+    "resume_bf16": resuming(bf16=True),
+    "resume_fp16": resuming(fp16=True),
+    "resume_with_workers_of_the_gpu": resuming(dataloader_num_workers=1, accelerator_config={"non_blocking": True}),
 }
 """Each scenario of one GPU by its name."""
 
 BITSANDBYTES: Fields = {"is_loaded_in_8bit": True, "quantization_method": "bitsandbytes"}
 
 RANKS_SCENARIOS: dict[str, Body] = {
-    **{f"ddp_{precision}": resumed(**fields) for precision, fields in PRECISIONS.items()},
+    **{f"ddp_{precision}": resuming(**fields) for precision, fields in PRECISIONS.items()},
     "ddp_overrides": overrides(),
     "ddp_overrides_in_fp16": overrides(fp16=True),
     "ddp_by_sizes": replicated_by_sizes,
@@ -319,10 +319,10 @@ RANKS_SCENARIOS: dict[str, Body] = {
     "ddp_in_8_bits_on_its_gpu": quantized(is_placed=True, **BITSANDBYTES),
     "ddp_quantized": quantized(quantization_method="torchao"),
     "ddp_fp16_overflow": overflowing(),
-    "ddp_best_checkpoint": trained(load_best_model_at_end=True, save_total_limit=1),
-    "ddp_noisy_embeddings": trained(neftune_noise_alpha=5.0),
+    "ddp_best_checkpoint": training(load_best_model_at_end=True, save_total_limit=1),
+    "ddp_noisy_embeddings": training(neftune_noise_alpha=5.0),
     "ddp_compiled": compiled("eager"),
-    "ddp_bf16_full_evaluation": trained(bf16_full_eval=True),
+    "ddp_bf16_full_evaluation": training(bf16_full_eval=True),
     "ddp_memory_runs_out": exhausted,
     "fsdp2_fp16_overflow": overflowing(version=2),
     "fsdp2_best_checkpoint": sharded(2, "full", save_strategy="epoch", load_best_model_at_end=True, save_total_limit=1),

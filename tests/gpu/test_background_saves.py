@@ -42,7 +42,7 @@ def copied() -> dict[str, Any]:
     return found
 
 
-def trained(folder: Path, save_async: bool) -> dict[str, Any]:
+def watched_run(folder: Path, save_async: bool) -> dict[str, Any]:
     """Train with a checkpoint after every update step, whose weights and states change right after it.
 
     Return what happened on the device while weights were changed, and the memory that is still taken at the end.
@@ -107,7 +107,7 @@ def test_a_run_on_a_gpu(tmp_path):
     The optimizer's file also says where its tensors were, which is in host memory, so its tensors are compared.
     """
     for name in ("at once", "later"):
-        found = run_on_gpu(trained, tmp_path / name, name == "later")
+        found = run_on_gpu(watched_run, tmp_path / name, name == "later")
         assert found == {"device": "cuda:0", "races": [], "reads": [], "left": ({}, [])}
     for path in sorted(tmp_path.glob("*/*/optimizer.pt")):
         state = torch.load(path, map_location="cpu")

@@ -37,7 +37,7 @@ SHARING = {
 }
 
 
-def arguments(folder: Path, **fields: Any) -> TrainingArguments:
+def gpu_arguments(folder: Path, **fields: Any) -> TrainingArguments:
     """Return training arguments, quiet ones."""
     quiet = {
         "disable_tqdm": True,
@@ -66,7 +66,7 @@ def numbers(folder: Path, **fields: Any) -> dict[str, Any]:
     """Return the numbers of a run, of an evaluation whose last batch is not full, and predictions."""
     trainer = Trainer(
         llama(),
-        arguments(
+        gpu_arguments(
             folder,
             per_device_train_batch_size=2,
             per_device_eval_batch_size=3,
@@ -129,7 +129,7 @@ def parts(folder: Path, length: int) -> dict[str, Any]:
             seen.update({name: value[0].tolist() for name, value in inputs.items()})
             return super().compute_loss(model, inputs, *given, **named)
 
-    args = arguments(folder, max_steps=1, per_device_train_batch_size=1, **SHARING)
+    args = gpu_arguments(folder, max_steps=1, per_device_train_batch_size=1, **SHARING)
     trainer = Watching(
         llama(vocab_size=40), args, train_dataset=helpers.ListDataset([row]), data_collator=PaddingCollator(1)
     )
@@ -143,7 +143,7 @@ def parts(folder: Path, length: int) -> dict[str, Any]:
 
 def smoothed(folder: Path, semantics: str, **fields: Any) -> tuple[list[float], list[str]]:
     """Return the logged losses of a run with smoothed labels, and what it warned of."""
-    args = arguments(
+    args = gpu_arguments(
         folder, per_device_train_batch_size=2, label_smoothing_factor=0.1, semantics=semantics, max_steps=4, **fields
     )
     data_collator = PaddingCollator(4, attention_mask=False)
@@ -216,7 +216,7 @@ def losses(folder: Path, which: Which) -> list[dict[str, float]]:
 def splits(folder: Path) -> set[str]:
     """Return the names of the dimensions of the mesh over which a layer's matrix is divided in a run of both."""
     config = {**SHARING["parallelism_config"], **MATRICES_TOO}
-    args = arguments(folder, max_steps=1, fsdp=True, fsdp_config={"version": 2}, parallelism_config=config)
+    args = gpu_arguments(folder, max_steps=1, fsdp=True, fsdp_config={"version": 2}, parallelism_config=config)
     trainer = Trainer(llama(), args, train_dataset=rows(8), data_collator=PaddingCollator(4, attention_mask=False))
     with fused_attention():
         trainer.train()
@@ -251,7 +251,7 @@ def shrunk(folder: Path) -> dict[str, Any]:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried")
             return loss
 
-    args = arguments(folder, max_steps=3, per_device_train_batch_size=6, auto_find_batch_size=True, **SHARING)
+    args = gpu_arguments(folder, max_steps=3, per_device_train_batch_size=6, auto_find_batch_size=True, **SHARING)
     trainer = Exhausted(llama(), args, train_dataset=rows(24), data_collator=PaddingCollator(4))
     with fused_attention():
         trainer.train()

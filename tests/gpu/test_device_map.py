@@ -64,7 +64,7 @@ def dispatched(device_map: dict[str, Any], **given: Any) -> Any:
     return model
 
 
-def trainer_of(model: Any, folder: Path, **fields: Any) -> Any:
+def trainer_of_model(model: Any, folder: Path, **fields: Any) -> Any:
     """Return our Trainer of ``model``."""
     from hf_compat import Trainer, TrainingArguments
 
@@ -78,7 +78,7 @@ def saved_in_both_ways(folder: Path) -> None:
     for is_background in (False, True):
         torch.manual_seed(0)
         fields = {"save_strategy": "steps", "save_steps": 1, "save_async": is_background}
-        trainer_of(dispatched(HALVES), folder / str(is_background), **fields).train()
+        trainer_of_model(dispatched(HALVES), folder / str(is_background), **fields).train()
 
 
 def test_saved_in_the_background(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_saved_in_the_background(tmp_path: Path) -> None:
 def offloaded(folder: Path) -> list[Any]:
     """Return the loss of a model of which a part is on the CPU, and why it is not trained."""
     device_map = {**HALVES, "body.4": "cpu"}
-    trainer = trainer_of(dispatched(device_map, main_device=0), folder)
+    trainer = trainer_of_model(dispatched(device_map, main_device=0), folder)
     loss = trainer.evaluate()["eval_loss"]
-    whole = trainer_of(PlainModel(dropout=0.0), folder, use_cpu=True)
+    whole = trainer_of_model(PlainModel(dropout=0.0), folder, use_cpu=True)
     with pytest.raises(ValueError, match="offloaded to the CPU") as error:
         trainer.train()
     return [type(error.value).__name__, isinstance(loss, float), whole.evaluate()["eval_loss"] > 0]
@@ -106,7 +106,9 @@ def test_offloaded_weights_are_evaluated_and_not_trained(tmp_path: Path) -> None
 def evaluated_in_half(folder: Path) -> list[Any]:
     """Return devices and types of a model after its evaluation in bfloat16."""
     gpt2(dropout=0.0).save_pretrained(folder)
-    trainer = trainer_of(type(gpt2()).from_pretrained(folder, device_map=GPT2_HALVES), folder, bf16_full_eval=True)
+    trainer = trainer_of_model(
+        type(gpt2()).from_pretrained(folder, device_map=GPT2_HALVES), folder, bf16_full_eval=True
+    )
     trainer.evaluate()
     return sorted({(str(one.device), str(one.dtype)) for one in trainer.model.parameters()})
 
@@ -135,7 +137,7 @@ class Split(PlainModel):
 
 def split(folder: Path) -> list[Any]:
     """Return what a Trainer makes of a model that has spread itself."""
-    trainer = trainer_of(Split(), folder)
+    trainer = trainer_of_model(Split(), folder)
     trainer.train()
     trainer.evaluate()
     devices = sorted({str(one.device) for one in trainer.model.parameters()})
@@ -149,7 +151,7 @@ def test_a_model_that_has_spread_itself(tmp_path: Path) -> None:
 
 def watched(folder: Path) -> list[Any]:
     """Return where the model is that is watched for infinities, which replicas could not be."""
-    trainer = trainer_of(dispatched(HALVES), folder, debug="underflow_overflow")
+    trainer = trainer_of_model(dispatched(HALVES), folder, debug="underflow_overflow")
     trainer.train()
     return [trainer.args.n_gpu, trainer.state.global_step]
 
@@ -162,7 +164,7 @@ def test_watching_for_infinities(tmp_path: Path) -> None:
 def on_several_ranks(folder: Path) -> str:
     """Return why a model on several devices is refused on several ranks."""
     with pytest.raises(ValueError, match="each rank trains on one device") as error:
-        trainer_of(dispatched(HALVES), folder)
+        trainer_of_model(dispatched(HALVES), folder)
     return str(error.value)
 
 
@@ -174,7 +176,7 @@ def on_the_devices_of_the_ranks(folder: Path) -> list[Any]:
     for device in (0, int(os.environ["LOCAL_RANK"])):
         model = gpt2(dropout=0.0)
         model.to(f"cuda:{device}").hf_device_map = {"": device}
-        trainer = trainer_of(model, folder)
+        trainer = trainer_of_model(model, folder)
         trainer.train()
         found.append((str(trainer.model.device), type(trainer.model_wrapped).__name__))
     return found

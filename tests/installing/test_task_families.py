@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tests.gpu.harness import needs_fake_gpu, run_script_on_gpus
-from tests.support.unmodified import FOLDER, OURS, outcome, run
+from tests.support.unmodified import FOLDER, OURS, outcome, run_unmodified
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
@@ -38,11 +38,11 @@ WITHOUT_KERNELS = {"segmentation", "speech_recognition"}
 WAYS = {"upstream": (), "ours": OURS}
 
 
-def train(folder, *more):
+def train_both_ways(folder, *more):
     """Run the script for all tasks both ways, each in a folder of its own."""
     for way, before in WAYS.items():
         (folder / way).mkdir(exist_ok=True)
-        told = run(*before, FOLDER / "task_families.py", "out", *TASKS, *more, folder=folder / way)
+        told = run_unmodified(*before, FOLDER / "task_families.py", "out", *TASKS, *more, folder=folder / way)
         assert ("hf_compat" in told) == (way == "ours")
 
 
@@ -50,19 +50,19 @@ def train(folder, *more):
 def fresh(tmp_path_factory):
     """Return the folder of runs from the beginning."""
     folder = tmp_path_factory.mktemp("fresh")
-    train(folder)
+    train_both_ways(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def resumed(fresh, tmp_path_factory):
+def gone_on(fresh, tmp_path_factory):
     """Return the folder of runs that go on from the middle, each way from its own checkpoint."""
     folder = tmp_path_factory.mktemp("resumed")
     for way in WAYS:
         for task in TASKS:
             middle = f"{way}/out/{task}/checkpoint-3"
             shutil.copytree(fresh / middle, folder / middle)
-    train(folder, "--resume")
+    train_both_ways(folder, "--resume")
     return folder
 
 
@@ -73,9 +73,9 @@ def test_a_fresh_run(fresh, task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_an_interrupted_run(fresh, resumed, task):
+def test_an_interrupted_run(fresh, gone_on, task):
     """It ends as transformers' own and where the other did, as far as transformers resumes with what it saved."""
-    found, theirs = (outcome(resumed / way / "out" / task) for way in ("ours", "upstream"))
+    found, theirs = (outcome(gone_on / way / "out" / task) for way in ("ours", "upstream"))
     if task not in RENAMED or transformers.__version__ < "5":
         assert found == theirs
     if task not in DRAWN:
@@ -87,7 +87,7 @@ def test_verified(tmp_path):
     """``hf-compat verify`` says so of all of them at once."""
     pytest.importorskip("matplotlib")
     script = shutil.copy(FOLDER / "task_families.py", tmp_path)
-    told = run("-m", "hf_compat", "verify", "--steps", "4", script, "out", *TASKS, folder=tmp_path)
+    told = run_unmodified("-m", "hf_compat", "verify", "--steps", "4", script, "out", *TASKS, folder=tmp_path)
     assert f"Equal to the last bit in {4 * len(TASKS)} update steps." in told
     assert not (tmp_path / "out").exists()
 

@@ -8,7 +8,7 @@ import pytest
 
 from hf_compat.tools.port.command import port_script
 from tests.support import processes
-from tests.support.unmodified import FOLDER, OURS, outcome, run
+from tests.support.unmodified import FOLDER, OURS, outcome, run_unmodified
 
 pytest.importorskip("transformers")
 
@@ -24,7 +24,7 @@ def compare(folder, script, *words):
     left = []
     for name, before in (("upstream", ()), ("ours", OURS)):
         (folder / name).mkdir(exist_ok=True)
-        told = run(*before, FOLDER / script, *words, folder=folder / name)
+        told = run_unmodified(*before, FOLDER / script, *words, folder=folder / name)
         assert ("hf_compat" in told) == (name == "ours")
         left.append(outcome(folder / name / "out"))
     assert left[0] == left[1]
@@ -40,7 +40,7 @@ def test_a_ported_script(tmp_path, script, words):
     for name, text in (("upstream", (FOLDER / script).read_bytes()), ("ours", port_script(str(FOLDER / script)).after)):
         (tmp_path / name).mkdir()
         (tmp_path / name / script).write_bytes(text)
-        run(script, *words, folder=tmp_path / name)
+        run_unmodified(script, *words, folder=tmp_path / name)
     assert outcome(tmp_path / "upstream" / "out") == outcome(tmp_path / "ours" / "out")
 
 
@@ -78,7 +78,7 @@ def test_an_interrupt_leaves_a_state_to_resume_from(tmp_path):
     words = [FOLDER / "classification.py", *CLASSIFICATION.split(), "out", "--max_steps", "60", "--save_steps", "4"]
     for folder in ("whole", "interrupted"):
         (tmp_path / folder).mkdir()
-    run(*OURS, *words, folder=tmp_path / "whole")
+    run_unmodified(*OURS, *words, folder=tmp_path / "whole")
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells' jobs ignore it, and so their own
     try:
         process = processes.start([sys.executable, *OURS, *words], tmp_path / "interrupted")
@@ -91,7 +91,7 @@ def test_an_interrupt_leaves_a_state_to_resume_from(tmp_path):
     assert ended.code == -signal.SIGINT, ended.output
     assert "KeyboardInterrupt" in ended.output
     assert not (tmp_path / "interrupted/out/checkpoint-60").exists()
-    run(*OURS, *words, folder=tmp_path / "interrupted")
+    run_unmodified(*OURS, *words, folder=tmp_path / "interrupted")
     left = [outcome(tmp_path / folder / "out") for folder in ("whole", "interrupted")]
     for one in left:  # as in transformers, the mean loss is that of the update steps since resuming
         one["log"] = [log for log in one["log"] if "train_loss" not in log]

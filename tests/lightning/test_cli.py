@@ -51,7 +51,7 @@ class Halving(Trainer):
         return (0.5 * loss, outputs) if return_outputs else 0.5 * loss
 
 
-def trainer_of(folder, **fields):
+def trainer_of_the_file(folder, **fields):
     """The Trainer that the file stands for."""
     args = TrainingArguments(str(folder), **{**FIELDS, **fields})
     set_seed(args.seed)
@@ -83,7 +83,7 @@ def timeless(metrics):
 @pytest.mark.slow
 def test_a_script_fits_a_file(tmp_path):
     """Run as a command, a file has the loss, the weights and the folders of ``Trainer.train``, to the last bit."""
-    trainer = trainer_of(tmp_path / "trainer")
+    trainer = trainer_of_the_file(tmp_path / "trainer")
     output = trainer.train()
     found = ran(tmp_path, "fit", "--config", written(tmp_path).name)
     assert found[:2] == output[:2]
@@ -103,10 +103,10 @@ def command(folder, *words, monkeypatch, **changed):
 def test_its_commands(tmp_path, monkeypatch):
     """``fit``, ``validate`` and ``predict`` do what the Trainer does; options overrule the file; a run resumes."""
     monkeypatch.setattr(sys, "argv", ["script.py"])
-    before = timeless(trainer_of(tmp_path / "before").evaluate())
+    before = timeless(trainer_of_the_file(tmp_path / "before").evaluate())
     assert timeless(command(tmp_path, "validate", monkeypatch=monkeypatch).output) == before
     assert not (tmp_path / "out" / "config.yaml").exists()
-    expected = trainer_of(tmp_path / "trainer", max_steps=4, save_steps=2)
+    expected = trainer_of_the_file(tmp_path / "trainer", max_steps=4, save_steps=2)
     expected.train()
     options = ["--args.max_steps=4", "--args.save_steps=2"]
     fitted = command(tmp_path, "fit", *options, monkeypatch=monkeypatch)

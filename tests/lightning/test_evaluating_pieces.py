@@ -20,10 +20,10 @@ from tests.lightning.test_pieces import (
     TRAIN,
     Halved,
     HalvingTrainer,
-    arguments,
     ended,
     model,
     plain_trainer,
+    two_epochs,
 )
 from tests.support.helpers import ListDataset, vector_rows
 
@@ -45,7 +45,7 @@ def timeless(metrics):
 def expected(folder, library="hf_compat", kind=None, *, held_out=HELD_OUT, **fields):
     """What a Trainer's ``evaluate`` and ``predict`` return."""
     parts = importlib.import_module(library)
-    args = arguments(folder, **fields) if library == "hf_compat" else upstream_arguments(parts, folder)
+    args = two_epochs(folder, **fields) if library == "hf_compat" else upstream_arguments(parts, folder)
     given = {"train_dataset": TRAIN, "eval_dataset": held_out, "compute_metrics": thirds}
     trainer = (kind or parts.Trainer)(model(), args, **given)
     return timeless(trainer.evaluate()), trainer.predict(SETS["far"])
@@ -59,7 +59,7 @@ def upstream_arguments(parts, folder):
 
 def by_hand(folder, *others, kind=HFModule, data=HFDataModule, held_out=HELD_OUT, named=None, **fields):
     """Callbacks, ``lightning.Trainer``, module and data."""
-    args = arguments(folder, **fields)
+    args = two_epochs(folder, **fields)
     ours = callbacks(args)
     pieces = kind(model(), compute_metrics=thirds), data(None, TRAIN, held_out, SETS["far"])
     return ours, plain_trainer(*ours, *others, **(named or {})), *pieces
@@ -109,10 +109,10 @@ class Noting(lightning.Callback):
 def test_around_a_fit(tmp_path, way):
     """A fit between evaluations is that of the Trainer, and what it has trained is evaluated after it."""
     given = {"train_dataset": TRAIN, "eval_dataset": HELD_OUT, "compute_metrics": thirds}
-    alone = Trainer(model(), arguments(tmp_path / "alone"), **given)
+    alone = Trainer(model(), two_epochs(tmp_path / "alone"), **given)
     before = timeless(alone.evaluate())
     if way == "by hand":  # where a fit sets the seed
-        alone = Trainer(model(), arguments(tmp_path / "alone"), **given)
+        alone = Trainer(model(), two_epochs(tmp_path / "alone"), **given)
     alone.train()
     fitted = ended(alone)
     after, output = timeless(alone.evaluate()), alone.predict(SETS["far"])
@@ -120,7 +120,7 @@ def test_around_a_fit(tmp_path, way):
         noting = Noting()
         ours, trainer, module, data = by_hand(tmp_path / "by hand", noting)
     else:
-        host = Trainer(model(), arguments(tmp_path / "apart"), callbacks=[noting := Noting()], **given)
+        host = Trainer(model(), two_epochs(tmp_path / "apart"), callbacks=[noting := Noting()], **given)
         trainer, module, data = to_lightning(host)
         data.test_dataset, ours = SETS["far"], [trainer.callbacks[-1]]
     assert timeless(trainer.validate(module, datamodule=data, verbose=False)[0]) == before
@@ -202,7 +202,7 @@ def test_loaders_without_a_data_module(tmp_path):
     assert timeless(trainer.validate(module, loader, verbose=False)[0]) == metrics
     assert trainer.test(module, [loader], verbose=False)[0]["test_samples"] == 2
     assert [len(batch) for batch in trainer.predict(module, loader)] == [2, 2, 2]
-    host = Trainer(model(), arguments(tmp_path), train_dataset=TRAIN, eval_dataset=SETS, compute_metrics=thirds)
+    host = Trainer(model(), two_epochs(tmp_path), train_dataset=TRAIN, eval_dataset=SETS, compute_metrics=thirds)
     apart, module, _ = to_lightning(host)
     found = apart.validate(module, FirstFour().val_dataloader(), verbose=False)
     assert timeless(found[0]) == metrics

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from tests.run.test_crash import run_killed_at
-from tests.run.test_preemption import LEFT_ON_SIGTERM, SELDOM, left
 from tests.support.interrupted import FINISHED, Server, assert_tidy, newest, outcome, steps
+from tests.trainer.test_crash import run_killed_at
+from tests.trainer.test_preemption import LEFT_ON_SIGTERM, SELDOM, left
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and sends signals"),

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 from hf_compat import EarlyStoppingCallback, Trainer, TrainingArguments, default_data_collator, to_lightning
 from hf_compat.errors import NotSupportedError, TrainerSetupError
 from hf_compat.lightning import HFDataModule, HFModule, callbacks
-from tests.run.test_parity import NAMES, check
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.parity import SCENARIOS, run
+from tests.trainer.test_parity import NAMES, check
 
 QUICK = (
     "language_model_with_dropout",
@@ -32,7 +32,7 @@ TIMES = ("runtime", "per_second")
 TRAIN, HELD_OUT = ListDataset(vector_rows(26)), ListDataset(vector_rows(9, seed=1))
 
 
-def arguments(folder, **fields):
+def two_epochs(folder, **fields):
     """Arguments of a run of two epochs with a short last window, evaluations and checkpoints."""
     given = {
         "use_cpu": True,
@@ -68,16 +68,16 @@ def ended(trainer):
     return logs, trainer.state.global_step, {name: t.tolist() for name, t in trainer.model.state_dict().items()}
 
 
-def trained(folder, kind=Trainer, resume=None, **fields):
+def end_of_train(folder, kind=Trainer, resume=None, **fields):
     """What a run of ``Trainer.train`` ends with."""
-    trainer = kind(model(), arguments(folder, **fields), train_dataset=TRAIN, eval_dataset=HELD_OUT)
+    trainer = kind(model(), two_epochs(folder, **fields), train_dataset=TRAIN, eval_dataset=HELD_OUT)
     trainer.train(resume_from_checkpoint=resume)
     return ended(trainer)
 
 
 def fitted(folder, *lightning_callbacks, module=None, data=None, resume=None, named=None, **fields):
     """What a run of hand-assembled pieces ends with."""
-    args = arguments(folder, **fields)
+    args = two_epochs(folder, **fields)
     ours = callbacks(args, resume_from_checkpoint=resume)
     lightning_trainer = plain_trainer(*ours, *lightning_callbacks, **(named or {}))
     lightning_trainer.fit(module or HFModule(model(), args), datamodule=data or HFDataModule(args, TRAIN, HELD_OUT))
@@ -101,7 +101,7 @@ def test_pieces_do_what_train_does(name, tmp_path):
 def test_pieces_by_hand_do_what_train_does(tmp_path):
     """Without a Trainer in the script: same logs, weights and checkpoints, the best one loaded at the end."""
     fields = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 1}
-    assert fitted(tmp_path / "pieces", **fields) == trained(tmp_path / "trainer", **fields)
+    assert fitted(tmp_path / "pieces", **fields) == end_of_train(tmp_path / "trainer", **fields)
     kept = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("pieces", "trainer")]
     assert kept[0] == kept[1] != []
 
@@ -117,7 +117,7 @@ def test_pieces_by_hand_resume(tmp_path):
 def test_callbacks_of_both_kinds_take_part(tmp_path):
     """Of transformers' callbacks given to ``callbacks``, and Lightning's in the trainer, each stops a run."""
     fields = {"eval_steps": 1, "learning_rate": 0.5, "num_train_epochs": 20, "metric_for_best_model": "loss"}
-    args = arguments(tmp_path / "one", load_best_model_at_end=True, save_steps=1, **fields)
+    args = two_epochs(tmp_path / "one", load_best_model_at_end=True, save_steps=1, **fields)
     args.eval_steps = 1
     ours = callbacks(args, [EarlyStoppingCallback(1)])
     plain_trainer(*ours).fit(HFModule(model()), datamodule=HFDataModule(None, TRAIN, HELD_OUT))
@@ -195,10 +195,10 @@ class InOrderTrainer(Trainer):
 )
 def test_pieces_are_changed_by_subclasses(tmp_path, module, data, kind):
     """A method of a module or data module of one's own does what the Trainer's override does."""
-    expected = trained(tmp_path / "trainer", kind)
+    expected = end_of_train(tmp_path / "trainer", kind)
     own = {"module": module(model()), "data": data(None, TRAIN, HELD_OUT)}
     assert fitted(tmp_path / "by hand", **own) == expected
-    trainer = Trainer(model(), arguments(tmp_path / "apart"), train_dataset=TRAIN, eval_dataset=HELD_OUT)
+    trainer = Trainer(model(), two_epochs(tmp_path / "apart"), train_dataset=TRAIN, eval_dataset=HELD_OUT)
     lightning_trainer, _, _ = to_lightning(trainer)
     lightning_trainer.fit(module(trainer.model), datamodule=data(None, TRAIN, HELD_OUT))
     assert ended(trainer) == expected
@@ -208,10 +208,10 @@ def test_pieces_are_changed_by_subclasses(tmp_path, module, data, kind):
 def test_the_data_of_a_trainer_may_be_changed(tmp_path):
     """Until ``fit`` the data module may have other datasets, or be another, than the Trainer was made with."""
     few = ListDataset(TRAIN.rows[:9])
-    expected = Trainer(model(), arguments(tmp_path / "few"), train_dataset=few, eval_dataset=few)
+    expected = Trainer(model(), two_epochs(tmp_path / "few"), train_dataset=few, eval_dataset=few)
     expected.train()
     for way in ("changed", "another"):
-        trainer = Trainer(model(), arguments(tmp_path / way), train_dataset=TRAIN, eval_dataset=HELD_OUT)
+        trainer = Trainer(model(), two_epochs(tmp_path / way), train_dataset=TRAIN, eval_dataset=HELD_OUT)
         lightning_trainer, module, data = to_lightning(trainer)
         if way == "another":
             data = HFDataModule(None, few, few)
@@ -224,7 +224,7 @@ def test_loaders_without_a_data_module(tmp_path):
     """``fit`` takes loaders of batches as they are; Lightning runs no validation of its own over the second."""
     sets = (TRAIN, ListDataset(HELD_OUT.rows[:4]))
     loaders = [DataLoader(rows, batch_size=5, collate_fn=default_data_collator) for rows in sets]
-    ours = callbacks(arguments(tmp_path / "own"))
+    ours = callbacks(two_epochs(tmp_path / "own"))
     plain_trainer(*ours).fit(HFModule(model()), *loaders)
     logs, step, _ = ended(ours[-1].hf_trainer)
     assert (step, [row["step"] for row in logs if "eval_loss" in row]) == (6, [3, 6])
@@ -265,14 +265,14 @@ def test_a_precision_that_contradicts_the_arguments(tmp_path):
 
 def test_arguments_that_differ_are_refused(tmp_path):
     """All pieces have the same arguments."""
-    other = HFDataModule(arguments(tmp_path, seed=1), TRAIN, HELD_OUT)
+    other = HFDataModule(two_epochs(tmp_path, seed=1), TRAIN, HELD_OUT)
     with pytest.raises(TrainerSetupError, match="those of HFDataModule differ"):
         fitted(tmp_path, data=other)
 
 
 def test_pieces_are_for_one_fit(tmp_path):
     """A second fit is refused, and so is what Lightning would resume from, with what to do instead."""
-    args = arguments(tmp_path)
+    args = two_epochs(tmp_path)
     lightning_trainer = plain_trainer(*callbacks(args))
     lightning_trainer.fit(HFModule(model()), datamodule=HFDataModule(None, TRAIN, HELD_OUT))
     with pytest.raises(TrainerSetupError, match="Each `fit` needs its own"):
@@ -287,7 +287,7 @@ def test_pieces_are_for_one_fit(tmp_path):
 def test_what_is_no_piece_is_refused(tmp_path):
     """Another module, a module without the callbacks, and a callback that counts windows as batches."""
     with pytest.raises(TrainerSetupError, match="BoringModel is not an HFModule"):
-        plain_trainer(*callbacks(arguments(tmp_path))).fit(BoringModel())
+        plain_trainer(*callbacks(two_epochs(tmp_path))).fit(BoringModel())
     with pytest.raises(TrainerSetupError, match=r"Pass `hf_compat.lightning.callbacks\(args\)`"):
         plain_trainer(enable_checkpointing=False).fit(HFModule(model()), DataLoader(TRAIN))
     with pytest.raises(TrainerSetupError, match="ThroughputMonitor would count a window"):
@@ -310,7 +310,7 @@ class Overriding(Trainer):
 )
 def test_runs_that_are_not_one_fit(tmp_path, kind, fields, text):
     """They cannot be taken apart, and say why."""
-    trainer = kind(model(), arguments(tmp_path, **fields), train_dataset=TRAIN, eval_dataset=HELD_OUT)
+    trainer = kind(model(), two_epochs(tmp_path, **fields), train_dataset=TRAIN, eval_dataset=HELD_OUT)
     with pytest.raises(NotSupportedError, match=text):
         to_lightning(trainer)
 
@@ -322,7 +322,7 @@ def test_an_error_ends_the_run(tmp_path):
         def compute_loss(self, *given, **named):
             raise ZeroDivisionError
 
-    trainer = Trainer(model(), arguments(tmp_path), train_dataset=TRAIN, eval_dataset=HELD_OUT)
+    trainer = Trainer(model(), two_epochs(tmp_path), train_dataset=TRAIN, eval_dataset=HELD_OUT)
     lightning_trainer, _, data = to_lightning(trainer)
     with pytest.raises(ZeroDivisionError):
         lightning_trainer.fit(Failing(trainer.model), datamodule=data)
@@ -352,7 +352,7 @@ def test_interrupt_reaches_the_user(call, ours, tmp_path):
             lightning_trainer, data = plain_trainer(*callbacks(args)), HFDataModule(args, TRAIN, HELD_OUT, HELD_OUT)
         return getattr(lightning_trainer, call), data
 
-    args = arguments(tmp_path, eval_strategy="no")
+    args = two_epochs(tmp_path, eval_strategy="no")
     module = Pressed(model(), args)
     module.model.register_forward_pre_hook(module._press)
     handler = signal.getsignal(signal.SIGINT)

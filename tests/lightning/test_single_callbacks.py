@@ -106,7 +106,7 @@ def test_best_and_newest_are_kept(tmp_path):
 
 def test_all_ranks_follow_one_metric(tmp_path):
     """Where each rank logs another value, all save what rank 0 takes for the best; none waits for the others."""
-    ended = processes.torchrun(SCRIPTS / "unsynced_metric_script.py", tmp_path)
+    ended = processes.forked_ranks(SCRIPTS / "unsynced_metric_script.py", tmp_path)
     assert ended.code == 0, ended.output
     assert json.loads((tmp_path / "best.json").read_text()) == [[-2.0, "checkpoint-6"]] * 2
     assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]

@@ -86,7 +86,7 @@ def cards(tmp_path, make, **described):
     return written
 
 
-def trained(**fields):
+def classifier_after_its_run(**fields):
     def make(library, folder):
         trainer = classifier_of(library, folder, **fields)
         trainer.train()
@@ -141,7 +141,7 @@ def same(expected, actual):
 def test_card_is_upstreams(tmp_path, fields, described):
     """Metadata, sections, results, hyperparameters and tables are those of transformers' card of the same run."""
     given = {name: list(value) if isinstance(value, list) else value for name, value in described.items()}
-    expected, actual = cards(tmp_path, trained(**fields), **described)
+    expected, actual = cards(tmp_path, classifier_after_its_run(**fields), **described)
     same(expected, actual)
     mine = [name for name in given if given[name] != described[name]]
     assert mine in ([], ["tags"])  # transformers appends to a list it is given

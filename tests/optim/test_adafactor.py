@@ -31,7 +31,7 @@ def parameters(dtype):
     return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
 
 
-def run(optimizer, steps, first_step=0):
+def take_steps(optimizer, steps, first_step=0):
     for step in range(first_step, first_step + steps):
         generator = torch.Generator().manual_seed(step)
         for index, item in enumerate(optimizer.param_groups[0]["params"]):
@@ -60,8 +60,8 @@ def values(optimizer):
 def test_updates_and_state_are_upstreams(settings, dtype):
     """Parameters of every rank and their state are equal after seven updates, some without a gradient."""
     mine, theirs = Adafactor(parameters(dtype), **settings), UpstreamAdafactor(parameters(dtype), **settings)
-    run(mine, 7)
-    run(theirs, 7)
+    take_steps(mine, 7)
+    take_steps(theirs, 7)
     assert same(values(mine), values(theirs))
     assert same(mine.state_dict(), theirs.state_dict())
 
@@ -73,10 +73,10 @@ def test_states_are_interchangeable(settings, dtype):
     ends = []
     for first, second in ((Adafactor, UpstreamAdafactor), (UpstreamAdafactor, Adafactor)):
         start = first(parameters(dtype), **settings)
-        run(start, 4)
+        take_steps(start, 4)
         resumed = second([nn.Parameter(value.clone()) for value in values(start)], **settings)
         resumed.load_state_dict(copy.deepcopy(start.state_dict()))
-        run(resumed, 3, first_step=4)
+        take_steps(resumed, 3, first_step=4)
         ends.append(resumed)
     assert same(values(ends[0]), values(ends[1]))
     assert same(ends[0].state_dict(), ends[1].state_dict())
@@ -86,7 +86,7 @@ def test_transformers_schedule_reads_its_rates():
     """``AdafactorSchedule`` of transformers reports the rates that our optimizer used: 1e-2 at first."""
     optimizer = Adafactor(parameters(torch.float32), scale_parameter=False)
     schedule = AdafactorSchedule(optimizer)
-    run(optimizer, 1)
+    take_steps(optimizer, 1)
     assert schedule.get_lr() == [1e-2]
 
 

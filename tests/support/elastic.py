@@ -21,7 +21,7 @@ def request(folder: Path, **fields: Any) -> str:
     return json.dumps({"folder": str(folder), **fields})
 
 
-def train(requests: list[str], *, processes: int) -> Ended:
+def train_elastically(requests: list[str], *, processes: int) -> Ended:
     """Train on ``processes`` processes, one request after the other; fail unless all came to their end."""
     ended = forked_ranks(SCRIPT, *requests, processes=processes)
     assert ended.code == 0, ended.output

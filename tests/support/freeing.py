@@ -180,11 +180,9 @@ SITUATIONS: dict[str, Situation] = {
 def without_collector() -> Iterator[None]:
     """Context in which nothing is freed but what nobody holds."""
     gc.disable()
-    gc.freeze()  # both libraries collect as they train: what is loaded is no garbage
     try:
         yield
     finally:
-        gc.unfreeze()
         gc.enable()
 
 

@@ -7,7 +7,7 @@ from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 
-def trainer_of(folder, lightning=None, *, model=None, train=None, callbacks=None, **fields):
+def trainer_of_12(folder, lightning=None, *, model=None, train=None, callbacks=None, **fields):
     """Return a Trainer of a plain model on 12 samples, 6 batches an epoch, and 9 for evaluation, 5 batches."""
     torch.manual_seed(0)
     fields = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 2} | fields
@@ -23,7 +23,7 @@ def trainer_of(folder, lightning=None, *, model=None, train=None, callbacks=None
     )
 
 
-def run(*trainers, **resume):
+def train_alike(*trainers, **resume):
     """Train each from the same state of the random generator."""
     for trainer in trainers:
         torch.manual_seed(0)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +106,85 @@ def torchrun(script: Path, *words: Any, processes: int = 2, **variables: str) ->
     return finish([start(command, **variables)])[0]
 
 
+class ForkServer:
+    """A process that has imported what takes seconds, and is forked for each call; it ends with this process.
+
+    Args:
+        script: What it runs, which calls :func:`tests.support.forking.serve`.
+        **variables: Environment variables of the process and of all that are forked from it.
+    """
+
+    def __init__(self, script: Path, **variables: str) -> None:
+        self._variables = variables
+        # Without buffers: what has been read is what has been waited for.
+        self._process = subprocess.Popen(
+            [sys.executable, str(script)],
+            bufsize=0,
+            env=clean_environment(**variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        atexit.register(self._close)
+
+    def call(self, folder: Path, variables: dict[str, str], **request: Any) -> Ended:
+        """Carry out a request in a forked process, and end all that it started if it hangs.
+
+        Args:
+            folder: An empty folder, or one that holds what the request names.
+            variables: Further environment variables of the forked process.
+            **request: What the script's function is given, besides ``folder``; as JSON.
+        """
+        assert self._process.stdin is not None, "it is a pipe"
+        environment = clean_environment(**self._variables | variables)
+        whole = {"folder": str(folder), "directory": os.getcwd(), "environment": environment, **request}
+        os.mkfifo(folder / "output")  # no file: a script may limit the size of those it writes
+        output: list[str] = []
+        reader = threading.Thread(target=lambda: output.append((folder / "output").read_text()), daemon=True)
+        reader.start()
+        self._process.stdin.write((json.dumps(whole) + "\n").encode())
+        self._process.stdin.flush()
+        process = self._answer()
+        try:
+            code = self._answer()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+        reader.join(PATIENCE)
+        return Ended(code, output[0])
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None, "it is a pipe"
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(PATIENCE):
+                raise TimeoutError(f"still running after {PATIENCE} s")
+        line = self._process.stdout.readline()
+        assert line, f"the process that is forked has ended: {self._process.wait(PATIENCE)}"
+        return int(line)
+
+    def _close(self) -> None:
+        self._process.communicate(timeout=PATIENCE)
+
+
 def forked_ranks(script: Path, *words: Any, processes: int = 2, **variables: str) -> Ended:
-    """Run ``script`` as :func:`torchrun` does, in half the time: the ranks are forked when all is imported."""
-    command = [sys.executable, SCRIPTS / "forked_ranks.py", processes, script, *words]
-    return finish([start(command, **variables)])[0]
+    """Run ``script`` as :func:`torchrun` does, in a fraction of the time: agent and ranks are forked, all imported."""
+    return _forked(script, words, processes, variables)
+
+
+def forked(script: Path, *words: Any, **variables: str) -> Ended:
+    """Run ``script`` as ``python script word...`` does, but for the time that its imports take."""
+    return _forked(script, words, None, variables)
+
+
+def _forked(script: Path, words: Sequence[Any], processes: int | None, variables: dict[str, str]) -> Ended:
+    request = {"script": str(script), "words": [str(word) for word in words], "processes": processes}
+    with tempfile.TemporaryDirectory() as folder:
+        return _agents().call(Path(folder), variables, **request)
+
+
+@cache
+def _agents() -> ForkServer:
+    return ForkServer(SCRIPTS / "forked_ranks.py")
 
 
 def run_scenarios(folder: Path, words: Sequence[str], *, processes: int = 2) -> None:

@@ -80,7 +80,7 @@ VARIABLES = {
 }  # fmt: skip
 
 
-def train(name: str, folder: Path) -> None:
+def train_tracked(name: str, folder: Path) -> None:
     """Train a small run in ``folder`` that reports to the tracker ``name``."""
     run = [sys.executable, SCRIPTS / "tracker_run.py", "ours", name, "out"]
     subprocess.run(run, cwd=folder, env={**os.environ, **VARIABLES}, check=True)
@@ -165,5 +165,5 @@ def answers(address: str) -> bool:
 if __name__ == "__main__":
     for tracker in sys.argv[1:] or PICTURES:
         with tempfile.TemporaryDirectory() as temporary:
-            train(tracker, Path(temporary))
+            train_tracked(tracker, Path(temporary))
             PICTURES[tracker](tracker, Path(temporary))

@@ -15,6 +15,11 @@ QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
 """Arguments of a run that shows nothing, and reports to nothing."""
 
 
+def arguments(folder: Path | str = "out", library: Any = hf_compat, **fields: Any) -> Any:
+    """Return arguments of ``library`` that write into ``folder``: ``fields``, and besides these ``QUIET``."""
+    return library.TrainingArguments(str(folder), **QUIET | fields)
+
+
 def new_trainer(
     folder: Path,
     kind: Any = None,
@@ -42,8 +47,8 @@ def new_trainer(
     """
     data = ListDataset(vector_rows(rows)) if train_dataset is None else train_dataset
     every = {"train_dataset": data, "eval_dataset": data, "callbacks": None if callbacks is None else list(callbacks)}
-    args = library.TrainingArguments(str(folder), **QUIET | fields)
-    return (kind or library.Trainer)(PlainModel() if model is None else model, args, **every | (given or {}))
+    model = PlainModel() if model is None else model
+    return (kind or library.Trainer)(model, arguments(folder, library, **fields), **every | (given or {}))
 
 
 class Seeing(hf_compat.Trainer):

@@ -13,7 +13,7 @@ OURS = ("-m", "hf_compat", "run")
 TIMES = re.compile(r"_(runtime|per_second|flos)$")
 
 
-def run(*words, folder, **variables):
+def run_unmodified(*words, folder, **variables):
     """Run Python with ``words`` in ``folder``."""
     ended = processes.finish([processes.start([sys.executable, *words], folder, **variables)])[0]
     assert ended.code == 0, ended.output

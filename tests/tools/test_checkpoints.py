@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def output_of_a_run(tmp_path_factory):
     """The output folder of a run with checkpoints of update steps 2, 4 and 6, an epoch each; 4 or 6 is the best."""
     folder = tmp_path_factory.mktemp("trained") / "out"
     torch.manual_seed(0)
@@ -46,9 +46,9 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def run(trained, tmp_path):
+def copy_of_output(output_of_a_run, tmp_path):
     """A copy of it, elsewhere."""
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+    return Path(shutil.copytree(output_of_a_run, tmp_path / "run"))
 
 
 def state_of(folder):
@@ -65,15 +65,19 @@ def listed(capsys, *arguments):
     return capsys.readouterr().out.splitlines(), status
 
 
-def test_listing_of_a_run(run, capsys):
+def test_listing_of_a_run(copy_of_output, capsys):
     """One aligned line a checkpoint: update step, epoch, best metric so far, size, marks, state."""
     for step in (2, 4, 6):
         change_state(
-            run / f"checkpoint-{step}", best_metric=12.5 / step, best_model_checkpoint="old/place/checkpoint-4"
+            copy_of_output / f"checkpoint-{step}",
+            best_metric=12.5 / step,
+            best_model_checkpoint="old/place/checkpoint-4",
         )
-        write_marker(run / f"checkpoint-{step}", step=step)
-    sizes = [sum(p.stat().st_size for p in (run / f"checkpoint-{step}").iterdir()) / 1e6 for step in (2, 4, 6)]
-    lines, status = listed(capsys, run)
+        write_marker(copy_of_output / f"checkpoint-{step}", step=step)
+    sizes = [
+        sum(p.stat().st_size for p in (copy_of_output / f"checkpoint-{step}").iterdir()) / 1e6 for step in (2, 4, 6)
+    ]
+    lines, status = listed(capsys, copy_of_output)
     assert lines == [
         "step  epoch   metric    MB  marks   state",
         f"   2   1.00     6.25  {sizes[0]:.2f}          complete",
@@ -83,15 +87,15 @@ def test_listing_of_a_run(run, capsys):
     assert status == 0
 
 
-def test_values_are_those_of_the_state(run):
+def test_values_are_those_of_the_state(copy_of_output):
     """What a real run wrote is what is listed; the newest is the one that a resume takes."""
-    found = describe_checkpoints(run, verify=True)
+    found = describe_checkpoints(copy_of_output, verify=True)
     states = [state_of(item.path) for item in found]
     assert [item.step for item in found] == [state["global_step"] for state in states] == [2, 4, 6]
     assert [item.epoch for item in found] == [1.0, 2.0, 3.0]
     assert [item.metric for item in found] == [state["best_metric"] for state in states]
     assert [item.problems for item in found] == [(), (), ()]
-    assert [str(item.path) for item in found if item.is_newest] == [get_last_checkpoint(run)]
+    assert [str(item.path) for item in found if item.is_newest] == [get_last_checkpoint(copy_of_output)]
     assert [item.step for item in found if item.is_best] == [states[-1]["best_global_step"]]
 
 
@@ -118,10 +122,10 @@ def test_metric(tmp_path, state, metric):
 
 
 @pytest.mark.parametrize("path", ["out\\checkpoint-4", "/gone/out/checkpoint-4", "checkpoint-4"])
-def test_best_is_found_by_name(run, path):
+def test_best_is_found_by_name(copy_of_output, path):
     """A run that moved, from another system even, still shows its best checkpoint."""
-    change_state(run / "checkpoint-6", best_model_checkpoint=path)
-    assert [item.step for item in describe_checkpoints(run) if item.is_best] == [4]
+    change_state(copy_of_output / "checkpoint-6", best_model_checkpoint=path)
+    assert [item.step for item in describe_checkpoints(copy_of_output) if item.is_best] == [4]
 
 
 def flip(path):
@@ -160,26 +164,26 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("name", "harm", "message", "stops_a_resume"), DAMAGES.values(), ids=DAMAGES)
-def test_damage(run, capsys, name, harm, message, stops_a_resume):
+def test_damage(copy_of_output, capsys, name, harm, message, stops_a_resume):
     """``--verify`` names a damaged file and exits with 1; what a resume would pass over is listed without it too."""
-    harm(run / "checkpoint-6" / name)
-    lines, status = listed(capsys, run, "--verify")
+    harm(copy_of_output / "checkpoint-6" / name)
+    lines, status = listed(capsys, copy_of_output, "--verify")
     assert status == 1
     assert [line.split()[0] for line in lines if line.endswith("complete")] == ["2", "4"]
     assert any(re.search(message, line) for line in lines[3:])
-    lines, status = listed(capsys, run)
+    lines, status = listed(capsys, copy_of_output)
     assert status == 0
     assert bool(re.search(message, lines[3])) == stops_a_resume
-    (newest,) = (item for item in describe_checkpoints(run) if item.is_newest)
+    (newest,) = (item for item in describe_checkpoints(copy_of_output) if item.is_newest)
     assert newest.step == (4 if stops_a_resume else 6)
 
 
-def test_every_problem_is_named_once(run, capsys):
+def test_every_problem_is_named_once(copy_of_output, capsys):
     """Further problems of a checkpoint stand below the first; a file of its author's is not one."""
     for name in ("optimizer.pt", "scheduler.pt"):
-        (run / "checkpoint-4" / name).unlink()
-    (run / "checkpoint-4" / "notes.txt").write_text("mine")
-    lines, _ = listed(capsys, run, "--verify")
+        (copy_of_output / "checkpoint-4" / name).unlink()
+    (copy_of_output / "checkpoint-4" / "notes.txt").write_text("mine")
+    lines, _ = listed(capsys, copy_of_output, "--verify")
     assert lines[2].endswith("  `optimizer.pt` is missing.")
     assert lines[3].strip() == "`scheduler.pt` is missing."
     assert lines[3].index("`") == lines[2].index("`") == lines[0].index("state")
@@ -206,35 +210,35 @@ def test_names_of_files_are_not_obeyed(tmp_path, capsys):
     assert lines[1].endswith("`\ufffd[2J\ufffdmodel.bin` is missing.")
 
 
-def test_one_checkpoint(run, capsys):
+def test_one_checkpoint(copy_of_output, capsys):
     """The folder of a checkpoint itself is listed alone."""
-    lines, status = listed(capsys, run / "checkpoint-4", "--verify")
+    lines, status = listed(capsys, copy_of_output / "checkpoint-4", "--verify")
     assert (len(lines), lines[1].split()[0], status) == (3, "4", 0)
 
 
-def test_verified_files_are_counted(run, capsys):
+def test_verified_files_are_counted(copy_of_output, capsys):
     """If every file is as it was saved, the last line says of how many; not if a checkpoint cannot be verified."""
-    saved = sum(path.is_file() for path in run.rglob("checkpoint-*/**/*"))
-    lines, status = listed(capsys, run, "--verify")
+    saved = sum(path.is_file() for path in copy_of_output.rglob("checkpoint-*/**/*"))
+    lines, status = listed(capsys, copy_of_output, "--verify")
     assert (len(lines), lines[-1], status) == (5, f"verified: {saved} files as saved", 0)
-    assert len(listed(capsys, run)[0]) == 4
-    flip(run / "checkpoint-4" / "optimizer.pt")
-    assert not any(line.startswith("verified") for line in listed(capsys, run, "--verify")[0])
+    assert len(listed(capsys, copy_of_output)[0]) == 4
+    flip(copy_of_output / "checkpoint-4" / "optimizer.pt")
+    assert not any(line.startswith("verified") for line in listed(capsys, copy_of_output, "--verify")[0])
 
 
-def test_json(run, capsys):
+def test_json(copy_of_output, capsys):
     """``--json`` prints all fields, sizes in bytes; NaN, which JSON does not know, is null."""
-    change_state(run / "checkpoint-2", best_metric=float("nan"))
-    (run / "checkpoint-4" / "optimizer.pt").unlink()
-    assert cli.main(["checkpoints", str(run), "--json"]) == 0
+    change_state(copy_of_output / "checkpoint-2", best_metric=float("nan"))
+    (copy_of_output / "checkpoint-4" / "optimizer.pt").unlink()
+    assert cli.main(["checkpoints", str(copy_of_output), "--json"]) == 0
     content = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [item["step"] for item in content] == [2, 4, 6]
     assert content[0] == {
         "step": 2,
-        "path": str(run / "checkpoint-2"),
+        "path": str(copy_of_output / "checkpoint-2"),
         "epoch": 1.0,
         "metric": None,
-        "size": sum(path.stat().st_size for path in (run / "checkpoint-2").iterdir()),
+        "size": sum(path.stat().st_size for path in (copy_of_output / "checkpoint-2").iterdir()),
         "problems": [],
         "is_best": False,
         "is_newest": False,

@@ -90,7 +90,7 @@ def laid_out(source: Path, folder: Path, module: Module, *, stage: int, ranks: i
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def one_epoch(tmp_path_factory):
     """Train an epoch under Lightning; return its file and its module."""
     folder = tmp_path_factory.mktemp("run")
     module = Module("decay")
@@ -99,9 +99,9 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("stage", "ranks"), [(2, 1), (2, 3), (3, 2)])
-def test_partitions_are_put_together(tmp_path, run, stage, ranks):
+def test_partitions_are_put_together(tmp_path, one_epoch, stage, ranks):
     """Flat parts, in a row or of each parameter, filled up at the end, make what the file of the same run makes."""
-    source, module = run
+    source, module = one_epoch
     folder = laid_out(source, tmp_path / "zero", module, stage=stage, ranks=ranks)
     assert not told(convert(folder, tmp_path / "out"), "names in")
     convert(source, tmp_path / "expected")
@@ -115,9 +115,9 @@ def test_partitions_are_put_together(tmp_path, run, stage, ranks):
         assert_equal(found, expected)
 
 
-def test_what_is_no_whole_save_is_refused(tmp_path, run):
+def test_what_is_no_whole_save_is_refused(tmp_path, one_epoch):
     """Missing ranks, parts of a model, files of another save and code in them are refused; nothing is written."""
-    source, module = run
+    source, module = one_epoch
     folder = laid_out(source, tmp_path / "zero", module, stage=2) / "checkpoint"
     last = folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     whole = last.read_bytes()
@@ -145,9 +145,9 @@ def test_what_is_no_whole_save_is_refused(tmp_path, run):
     assert not (tmp_path / "made").exists()
 
 
-def test_states_that_cannot_be_carried_over(tmp_path, run):
+def test_states_that_cannot_be_carried_over(tmp_path, one_epoch):
     """An optimizer's state without its options is refused by name, and the weights are converted alone."""
-    source, module = run
+    source, module = one_epoch
     folder = laid_out(source, tmp_path / "zero", module, stage=2)
     for path in (folder / "checkpoint").glob("*_optim_states.pt"):
         content = torch.load(path, weights_only=True)
@@ -221,7 +221,7 @@ SETTINGS = ("1-bf16", "2-fp16", "2-bf16-optimizer", "3-fp16", "3-fp32-optimizer"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def runs_of_settings(tmp_path_factory):
     """Train under Lightning with DeepSpeed in half precision, and with offloading."""
     pytest.importorskip("deepspeed")
     folder = tmp_path_factory.mktemp("settings")
@@ -233,12 +233,12 @@ def trained(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_half_precision_and_offloading(trained, setting):
+def test_half_precision_and_offloading(runs_of_settings, setting):
     """Weights in full precision and Adam's averages are those of DeepSpeed's own conversion into universal files."""
-    source, out = trained / setting / "3.ckpt", trained / setting / "checkpoint-3"
+    source, out = runs_of_settings / setting / "3.ckpt", runs_of_settings / setting / "checkpoint-3"
     lost = told(convert(source, out), "the loss scale")
     assert len(lost) == ("fp16" in setting)
-    universal = trained / setting / "universal"
+    universal = runs_of_settings / setting / "universal"
     to_universal(source / "checkpoint", universal, stage=int(setting[0]))
 
     model = type(language_model()).from_pretrained(out, dtype=torch.float32)

@@ -33,7 +33,7 @@ def losses(*values, every=1):
     return [{"loss": value, "step": every * (index + 1)} for index, value in enumerate(values)]
 
 
-def train(kind, arguments, folder, *, resume=None, **fields):
+def train_and_evaluate(kind, arguments, folder, *, resume=None, **fields):
     args = arguments(
         str(folder),
         use_cpu=True,
@@ -62,8 +62,8 @@ def test_a_run_of_either_trainer(tmp_path):
     transformers = pytest.importorskip("transformers")
     kinds = {"ours": (Trainer, TrainingArguments), "upstream": (transformers.Trainer, transformers.TrainingArguments)}
     for name, (kind, arguments) in kinds.items():
-        train(kind, arguments, tmp_path / name, max_steps=6)
-        train(kind, arguments, tmp_path / name, max_steps=6, resume=tmp_path / name / "checkpoint-4")
+        train_and_evaluate(kind, arguments, tmp_path / name, max_steps=6)
+        train_and_evaluate(kind, arguments, tmp_path / name, max_steps=6, resume=tmp_path / name / "checkpoint-4")
     ours, upstream = read_histories([tmp_path / "ours", tmp_path / "upstream"])
     assert ours.series == upstream.series
     assert set(ours.series) == {"loss", "grad_norm", "learning_rate", "eval_loss"}

@@ -30,7 +30,7 @@ def ported(tmp_path, text, name="script.py"):
     return port_script(str(script)).after.decode()
 
 
-def run(*words):
+def port(*words):
     """Run the command, and return its status, stdout and stderr."""
     out, told = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(told):
@@ -194,7 +194,7 @@ def test_the_command_prints_a_diff_and_changes_nothing(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text("from transformers import AutoModel, Trainer\n\nprint(Trainer)")
     before = script.read_bytes()
-    status, diff, told = run("train.py")
+    status, diff, told = port("train.py")
     assert (status, script.read_bytes()) == (0, before)
     assert told == "From hf_compat now: Trainer.\nFrom transformers as before: AutoModel.\n"
     subprocess.run(["patch", "-p1"], input=diff, text=True, check=True, capture_output=True)
@@ -208,7 +208,7 @@ def test_write(tmp_path):
     script.chmod(0o750)
     link = tmp_path / "link.py"
     link.symlink_to(script)
-    status, diff, told = run(link, "--write")
+    status, diff, told = port(link, "--write")
     assert status == 0
     assert "+from hf_compat import Trainer  # é" in diff
     assert told.endswith(f"Wrote `{link}`.\n")
@@ -216,7 +216,7 @@ def test_write(tmp_path):
     assert script.stat().st_mode & 0o777 == 0o750
     assert link.is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.py", "train.py"]
-    status, diff, told = run("--write", script)
+    status, diff, told = port("--write", script)
     assert (status, diff) == (0, "")
     assert told.startswith("Nothing to change")
 
@@ -225,10 +225,10 @@ def test_a_script_that_changed_is_not_overwritten(tmp_path):
     """What was edited after it was read stays."""
     script = tmp_path / "train.py"
     script.write_text("from transformers import Trainer\n")
-    port = port_script(str(script))
+    planned = port_script(str(script))
     script.write_text("edited\n")
     with pytest.raises(ReportError, match="has changed in the meantime"):
-        port.write()
+        planned.write()
     assert script.read_text() == "edited\n"
 
 
@@ -249,7 +249,7 @@ def test_what_cannot_be_ported(tmp_path):
         "transformers.trainer.is_torch_xla_available = None\n"
         "trl.SFTTrainer(pl.Trainer())\n"
     )
-    status, diff, told = run(script)
+    status, diff, told = port(script)
     assert status == 1
     assert "+class Base(hf_compat.Trainer):" in diff
     lines = [line for line in told.splitlines() if line.startswith("Line")]
@@ -266,15 +266,15 @@ def test_training_arguments_are_explained(tmp_path):
         "class Mine(TrainingArguments): ...\n"
         "Mine('out', learning_rate=2e-5, seed=seed(), load_best_model_at_end=True, **more)\n"
     )
-    status, _, told = run(script)
+    status, _, told = port(script)
     assert status == 0
     assert "Line 3: training arguments. It passes further ones as `**`" in told
     assert "2e-05" in told
     assert "seed()" in told
     script.write_text("from transformers import TrainingArguments as A\nA('out', tpu_num_cores=8, seed=seed())\n")
-    assert run(script)[0] == 1
+    assert port(script)[0] == 1
     script.write_text("from transformers import TrainingArguments as A\nA('out', learning_rate=-1)\n")
-    status, _, told = run(script, "--weight_decay", "0.1")
+    status, _, told = port(script, "--weight_decay", "0.1")
     assert "error: `learning_rate" in told
     assert "weight_decay" in told.partition("Its arguments on the command line:")[2]
     assert status == 1
@@ -295,7 +295,7 @@ def test_what_is_no_script(tmp_path, monkeypatch):
         with pytest.raises(ReportError, match=r"bad\.py` is not Python: [^\n]+$"):
             port_script(str(tmp_path / "bad.py"))
     with pytest.raises(SystemExit):
-        run(os.fspath(tmp_path / "none.py"))
+        port(os.fspath(tmp_path / "none.py"))
     monkeypatch.setitem(sys.modules, "libcst", None)
     with pytest.raises(MissingPackageError, match=r"hf-compat\[port\]"):
         importlib.reload(hf_compat.tools.port)

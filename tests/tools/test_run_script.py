@@ -64,7 +64,7 @@ subprocess.run([sys.executable, "-c", code], check=True)
 """
 
 
-def run(folder, *words, **variables):
+def run_in(folder, *words, **variables):
     """Run Python with ``words`` in ``folder``; return its exit status, stdout and stderr without our line."""
     done = subprocess.run(
         [sys.executable, *words],
@@ -84,7 +84,7 @@ def test_a_program_sees_what_it_sees_under_python(given, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     told = []
     for before in ((), OURS):
-        status, _, errors = run(tmp_path, *before, *given, "-m", "--x=1", "a b", TOLD=str(tmp_path / "told.json"))
+        status, _, errors = run_in(tmp_path, *before, *given, "-m", "--x=1", "a b", TOLD=str(tmp_path / "told.json"))
         assert status == 7, errors
         told.append(json.loads((tmp_path / "told.json").read_text()))
     assert told[0] == told[1]
@@ -96,7 +96,7 @@ def test_a_program_sees_what_it_sees_under_python(given, tmp_path):
 def test_errors_are_shown_as_by_python(text, tmp_path):
     """Traceback, exit status and a hook of the program's own: no line of ours is among the frames."""
     (tmp_path / "program.py").write_text(text)
-    assert run(tmp_path, *OURS, "program.py") == run(tmp_path, "program.py")
+    assert run_in(tmp_path, *OURS, "program.py") == run_in(tmp_path, "program.py")
 
 
 @pytest.fixture
@@ -136,14 +136,14 @@ def test_a_module_whose_package_derives_from_the_trainer(tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text("from transformers import Trainer\nclass Mine(Trainer): pass\n")
     (package / "train.py").write_text("from package import Mine\nprint(Mine.__base__.__module__)\n")
-    status, output, errors = run(tmp_path, *OURS, "-m", "package.train")
+    status, output, errors = run_in(tmp_path, *OURS, "-m", "package.train")
     assert (status, output) == (0, "hf_compat.trainer.trainer\n"), errors
 
 
 def test_what_cannot_be_run(tmp_path):
     """A missing script, module or command is an error of the command, status 2, that names it."""
     for words in (["none.py"], ["-m", "none.at_all"], ["--cli", "none-at-all"]):
-        status, _, errors = run(tmp_path, *OURS, *words)
+        status, _, errors = run_in(tmp_path, *OURS, *words)
         assert (status, words[-1] in errors, "Traceback" in errors) == (2, True, False)
 
 
@@ -156,7 +156,7 @@ def test_children_have_it_too(variables, have, tmp_path):
     (others / "sitecustomize.py").write_text("print('the other one')\n")
     path = os.pathsep.join([processes.clean_environment()["PYTHONPATH"], str(others)])
     # Unbuffered, as each of both processes prints at its start.
-    status, output, errors = run(tmp_path, *OURS, "program.py", PYTHONPATH=path, PYTHONUNBUFFERED="1", **variables)
+    status, output, errors = run_in(tmp_path, *OURS, "program.py", PYTHONPATH=path, PYTHONUNBUFFERED="1", **variables)
     assert (status, errors) == (0, "")
     assert output.splitlines()[:2] == ["the other one"] * 2  # of `run` itself, and of the child
     assert (output.split()[-1] == "hf_compat") == have

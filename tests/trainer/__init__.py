@@ -1,1 +1,1 @@
-"""Tests of hf_compat.trainer: the surface of the class, whatever strategy it runs on."""
+"""Tests of hf_compat.trainer: the class, one `train()` from its start to its end, evaluations and searches."""

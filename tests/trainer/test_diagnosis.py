@@ -23,7 +23,7 @@ from tests.support.helpers import VOCABULARY, WIDTH, ListDataset, bert_classifie
 from tests.support.trainers import QUIET, new_trainer
 
 
-def trainer_of(library: Any, folder: Any, model: nn.Module, rows: Any, **given: Any) -> Any:
+def one_step_trainer(library: Any, folder: Any, model: nn.Module, rows: Any, **given: Any) -> Any:
     """Return a Trainer of a library that trains on, and evaluates, ``rows``."""
     args = library.TrainingArguments(str(folder), **QUIET, max_steps=1, save_strategy="no")
     return library.Trainer(model, args, train_dataset=rows, eval_dataset=rows, **given)
@@ -71,16 +71,16 @@ def test_losses_that_cannot_be_trained_on(loss, message, tmp_path):
     """The error says whose loss, what it is and what to return; it is of torch's class, and has torch's words."""
     rows = ListDataset(vector_rows(8))
     with pytest.raises(RuntimeError) as theirs:
-        trainer_of(transformers, tmp_path, Returns(loss), rows).train()
+        one_step_trainer(transformers, tmp_path, Returns(loss), rows).train()
     with pytest.raises(LossError, match=f"^`Trainer.compute_loss` {message}") as caught:
-        trainer_of(hf_compat, tmp_path, Returns(loss), rows).train()
+        one_step_trainer(hf_compat, tmp_path, Returns(loss), rows).train()
     assert isinstance(caught.value, RuntimeError)
     assert str(theirs.value) in str(caught.value)
 
 
 def test_gradients_that_are_switched_off(tmp_path):
     """A script that has switched them off for the whole process is told so."""
-    trainer = trainer_of(hf_compat, tmp_path, Returns(lambda logits: logits.mean()), ListDataset(vector_rows(8)))
+    trainer = one_step_trainer(hf_compat, tmp_path, Returns(lambda logits: logits.mean()), ListDataset(vector_rows(8)))
 
     class SwitchesOff(hf_compat.TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -119,9 +119,9 @@ NOTES = {
 def test_inputs_that_the_model_cannot_take(model, rows, note, call, tmp_path):
     """Class and text are those of the model's error, as in transformers; a note says what is wrong with the inputs."""
     with pytest.raises(Exception) as theirs:  # noqa: PT011 - any, which is compared
-        getattr(trainer_of(transformers, tmp_path, model(), rows), call)()
+        getattr(one_step_trainer(transformers, tmp_path, model(), rows), call)()
     with pytest.raises(type(theirs.value), match=note) as caught:
-        getattr(trainer_of(hf_compat, tmp_path, model(), rows), call)()
+        getattr(one_step_trainer(hf_compat, tmp_path, model(), rows), call)()
     assert str(caught.value) == str(theirs.value)
     assert len(caught.value.__notes__) == 1
 
@@ -144,7 +144,7 @@ def test_samples_of_different_lengths(tmp_path):
     rows = [{"input_ids": [5] * (1 + number % 3), "labels": 0} for number in range(8)]
     for library in (transformers, hf_compat):
         with pytest.raises(ValueError, match="expected sequence of length") as caught:
-            trainer_of(library, tmp_path, bert_classifier(), rows).train()
+            one_step_trainer(library, tmp_path, bert_classifier(), rows).train()
     (note,) = caught.value.__notes__
     assert note.startswith(
         "`input_ids`: samples of 1 to 3 values in one batch. Pass the tokenizer as `processing_class`"
@@ -169,7 +169,7 @@ def test_a_callback_without_keywords(tmp_path):
     for which, note in enumerate([r"define `Needs.on_step_end\(self, args, state, control, \*\*kwargs\)`", r"^mine$"]):
         for library in (transformers, hf_compat):
             model = Returns(lambda logits: logits.mean())
-            trainer = trainer_of(library, tmp_path, model, rows, callbacks=[callbacks(library)[which]])
+            trainer = one_step_trainer(library, tmp_path, model, rows, callbacks=[callbacks(library)[which]])
             with pytest.raises(TypeError, match=note if library is hf_compat else "on_step_end|mine"):
                 trainer.train()
 

@@ -155,7 +155,7 @@ def saved(name: str, content: object) -> Row:
     return spoiled(save)
 
 
-def resumed(value: Any) -> Row:
+def resuming(value: Any) -> Row:
     return Row(lambda library, folder: made(library, folder).train(resume_from_checkpoint=value))
 
 
@@ -248,9 +248,9 @@ TABLE: dict[str, Row] = {
     "half of model.safetensors": halved("model.safetensors"),
     "code in pytorch_model.bin": saved("pytorch_model.bin", {"state": RunsCode()}),
     "list in pytorch_model.bin": saved("pytorch_model.bin", [1]),
-    "checkpoint of a number": resumed(5),
-    "checkpoint of a list": resumed(["checkpoint-1"]),
-    "checkpoint that is not there": resumed("checkpoint-1"),
+    "checkpoint of a number": resuming(5),
+    "checkpoint of a list": resuming(["checkpoint-1"]),
+    "checkpoint that is not there": resuming("checkpoint-1"),
 }
 
 

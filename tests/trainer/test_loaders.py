@@ -44,7 +44,7 @@ class Numbers(IterableDataset):
         yield from ({"x": float(number)} for number in range(first, count, step))
 
 
-def trainer_of(folder, train, library=hf_compat, **fields):
+def reading_trainer(folder, train, library=hf_compat, **fields):
     settings = {**QUIET, "max_steps": 3, "save_strategy": "no", "per_device_train_batch_size": 2, **fields}
     args = library.TrainingArguments(str(folder), **settings)
     return library.Trainer(Reads(), args, train_dataset=train)
@@ -54,7 +54,7 @@ def trainer_of(folder, train, library=hf_compat, **fields):
 def test_a_stream_too_short_for_an_update_step(tmp_path, workers):
     """Two batches a pass are never the four of an update step: training stops after a pass and says so."""
     fields = {"gradient_accumulation_steps": 4, "dataloader_num_workers": workers}
-    trainer = trainer_of(tmp_path, Numbers(4), **fields)
+    trainer = reading_trainer(tmp_path, Numbers(4), **fields)
     with pytest.raises(DataError, match=r"`gradient_accumulation_steps=4`: .* yielded 2 batches in a pass, too few"):
         trainer.train()
     assert (len(trainer.model.seen), trainer.state.global_step) == (2, 0)
@@ -62,7 +62,7 @@ def test_a_stream_too_short_for_an_update_step(tmp_path, workers):
 
 def test_a_stream_that_becomes_too_short(tmp_path):
     """So it is with a later pass, after update steps have been made."""
-    trainer = trainer_of(tmp_path, Numbers(8, 2), gradient_accumulation_steps=2)
+    trainer = reading_trainer(tmp_path, Numbers(8, 2), gradient_accumulation_steps=2)
     with pytest.raises(DataError, match="yielded 1 batches in a pass"):
         trainer.train()
     assert trainer.state.global_step == 2
@@ -71,7 +71,7 @@ def test_a_stream_that_becomes_too_short(tmp_path):
 @pytest.mark.parametrize("counts", [(0,), (4, 0)], ids=["at once", "in its second pass"])
 def test_a_stream_that_yields_nothing_ends_training(tmp_path, caplog, counts):
     """An empty pass ends training with a warning, whichever pass it is."""
-    trainer = trainer_of(tmp_path, Numbers(*counts), gradient_accumulation_steps=2)
+    trainer = reading_trainer(tmp_path, Numbers(*counts), gradient_accumulation_steps=2)
     assert trainer.train().global_step == len(counts) - 1
     assert "not a single sample" in caplog.text
 
@@ -86,7 +86,7 @@ def test_a_short_pass_that_a_callback_ended(tmp_path):
             control.should_epoch_stop = self.ends > 0
             self.ends -= 1
 
-    trainer = trainer_of(tmp_path, Numbers(16), gradient_accumulation_steps=2)
+    trainer = reading_trainer(tmp_path, Numbers(16), gradient_accumulation_steps=2)
     trainer.add_callback(Ends())
     assert trainer.train().global_step == 3
 
@@ -95,9 +95,9 @@ def test_a_short_pass_that_a_callback_ended(tmp_path):
 def test_a_stream_is_resumed_in_the_pass_it_was_in(tmp_path, workers):
     """Of 5 batches a pass, a run resumed after 7 goes on with the third of the second pass, with workers too."""
     fields = {"save_strategy": "steps", "save_steps": 7, "max_steps": 10, "dataloader_num_workers": workers}
-    whole = trainer_of(tmp_path, Numbers(10), **fields)
+    whole = reading_trainer(tmp_path, Numbers(10), **fields)
     whole.train()
-    rest = trainer_of(tmp_path, Numbers(10), **fields)
+    rest = reading_trainer(tmp_path, Numbers(10), **fields)
     rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
     assert rest.model.seen == whole.model.seen[7:]
     assert len(rest.model.seen) == 3
@@ -187,7 +187,7 @@ def told(folder, library, resume=None, **fields):
     """Return the epochs that the data set is told, and the hundreds that are read, of a run of 3 epochs of 4 steps."""
     data = Told()
     settings = {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 4, "save_steps": 3}
-    trainer = trainer_of(folder, data, library, **{**settings, "save_strategy": "steps", **fields})
+    trainer = reading_trainer(folder, data, library, **{**settings, "save_strategy": "steps", **fields})
     trainer.train(resume_from_checkpoint=resume and str(folder / f"checkpoint-{resume}"))
     return data.told, [int(batch[0] // 100) for batch in trainer.model.seen]
 

@@ -30,7 +30,7 @@ TOKENS = [{"input_ids": [5, 6, 7], "labels": number % 3} for number in range(8)]
 TARGETS = [{"features": row["features"], "target": 1} for row in VECTORS]
 
 
-def trainer_of(
+def two_step_trainer(
     library: Any,
     folder: Path,
     model: Any = None,
@@ -44,12 +44,12 @@ def trainer_of(
     return (kind or library.Trainer)(model or PlainModel(), args, train_dataset=rows, eval_dataset=rows, **given)
 
 
-def train(library: Any, folder: Path, **given: Any) -> None:
-    trainer_of(library, folder, **given).train()
+def train_two_steps(library: Any, folder: Path, **given: Any) -> None:
+    two_step_trainer(library, folder, **given).train()
 
 
 def evaluate(library: Any, folder: Path, **given: Any) -> None:
-    trainer_of(library, folder, **given).evaluate()
+    two_step_trainer(library, folder, **given).evaluate()
 
 
 def arrow(rows: list[dict[str, Any]]) -> Any:
@@ -113,7 +113,7 @@ def reading(key: str) -> Callable[..., None]:
             def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
                 return inputs[key].sum() * model(**inputs)["loss"]
 
-        train(library, folder, kind=Reads, **given)
+        train_two_steps(library, folder, kind=Reads, **given)
 
     return mistake
 
@@ -126,18 +126,18 @@ def returning(event: str, value: Callable[[Any], Any]) -> Callable[..., None]:
             pass
 
         setattr(Returns, event, lambda self, args, state, control, **kwargs: value(state))
-        train(library, folder, callbacks=[Returns()], fields={"logging_steps": 1})
+        train_two_steps(library, folder, callbacks=[Returns()], fields={"logging_steps": 1})
 
     return mistake
 
 
-def resumed(first: str, second: str) -> Callable[..., None]:
+def resuming(first: str, second: str) -> Callable[..., None]:
     """Return a mistake: a run that goes on with another optimizer."""
 
     def mistake(library: Any, folder: Path) -> None:
         fields = {"save_strategy": "steps", "save_steps": 1}
-        train(library, folder, fields={**fields, "max_steps": 1, "optim": first})
-        trainer_of(library, folder, fields={**fields, "optim": second}).train(resume_from_checkpoint=True)
+        train_two_steps(library, folder, fields={**fields, "max_steps": 1, "optim": first})
+        two_step_trainer(library, folder, fields={**fields, "optim": second}).train(resume_from_checkpoint=True)
 
     return mistake
 
@@ -189,9 +189,12 @@ RAGGED = [{"input_ids": [5] * (1 + number % 3), "labels": [1] * (1 + number % 3)
 METRICS: dict[str, Any] = {"compute_metrics": lambda prediction: {}}
 
 MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
-    "a removed key in the collator": (partial(train, rows=WITH_TEXT, data_collator=lengths_of_texts), REMOVED),
+    "a removed key in the collator": (
+        partial(train_two_steps, rows=WITH_TEXT, data_collator=lengths_of_texts),
+        REMOVED,
+    ),
     "a removed column in the collator": (
-        lambda *run: train(*run, rows=arrow(WITH_TEXT), data_collator=lengths_of_texts),
+        lambda *run: train_two_steps(*run, rows=arrow(WITH_TEXT), data_collator=lengths_of_texts),
         REMOVED,
     ),
     "a removed column, evaluated": (
@@ -199,7 +202,7 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
         REMOVED,
     ),
     "a removed column in a transform": (
-        lambda *run: train(*run, rows=arrow(WITH_TEXT).with_transform(lambda rows: {"labels": rows["text"]})),
+        lambda *run: train_two_steps(*run, rows=arrow(WITH_TEXT).with_transform(lambda rows: {"labels": rows["text"]})),
         REMOVED,
     ),
     "a removed column in the loss": (partial(reading("text"), rows=WITH_TEXT), REMOVED),
@@ -209,7 +212,7 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
     ),
     "labels of another name in the loss": (partial(reading("labels"), rows=TARGETS), "only features, target. Rename"),
     "labels of another name in the model": (
-        partial(train, model=Unlabelled(), rows=TARGETS),
+        partial(train_two_steps, model=Unlabelled(), rows=TARGETS),
         "^`labels`: a batch has none, .* only features, target. Rename",
     ),
     "a callback that returns a flag": (
@@ -218,34 +221,44 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
     ),
     "a callback that returns its logs": (returning("on_log", lambda state: {}), "`Returns.on_log` returned .* dict"),
     "SGD after AdamW": (
-        resumed("adamw_torch", "sgd"),
+        resuming("adamw_torch", "sgd"),
         "state of Adam or AdamW, but this run has SGD, which needs 'momentum'. Resume with",
     ),
-    "AdamW after Adafactor": (resumed("adafactor", "adamw_torch"), "state of Adafactor, but this run has AdamW"),
+    "AdamW after Adafactor": (resuming("adafactor", "adamw_torch"), "state of Adafactor, but this run has AdamW"),
     "no padding token in the model": (
-        lambda *run: train(*run, model=gpt2_classifier(), rows=TOKENS),
+        lambda *run: train_two_steps(*run, model=gpt2_classifier(), rows=TOKENS),
         "^Set `model.config.pad_token_id = tokenizer.pad_token_id`",
     ),
     "texts, with a tokenizer": (
-        lambda *run: train(*run, model=bert_classifier(), rows=NOT_TOKENIZED, processing_class=helpers.tokenizer()),
+        lambda *run: train_two_steps(
+            *run, model=bert_classifier(), rows=NOT_TOKENIZED, processing_class=helpers.tokenizer()
+        ),
         "^The samples have no tokens. Tokenize the dataset first",
     ),
     "texts, without a tokenizer": (
-        lambda *run: train(*run, model=bert_classifier(), rows=arrow(NOT_TOKENIZED)),
+        lambda *run: train_two_steps(*run, model=bert_classifier(), rows=arrow(NOT_TOKENIZED)),
         "a batch has only labels, and the dataset the columns text, label. Tokenize",
     ),
-    "no target texts": (lambda *run: train(*run, model=t5(), rows=[{"input_ids": [5]}] * 8), "Tokenize the target"),
+    "no target texts": (
+        lambda *run: train_two_steps(*run, model=t5(), rows=[{"input_ids": [5]}] * 8),
+        "Tokenize the target",
+    ),
     "labels of tokens that are not padded": (
-        lambda *run: train(*run, model=token_classifier(), rows=RAGGED, processing_class=helpers.tokenizer()),
+        lambda *run: train_two_steps(*run, model=token_classifier(), rows=RAGGED, processing_class=helpers.tokenizer()),
         r"Pass `DataCollatorForTokenClassification\(tokenizer\)`",
     ),
     "labels of other tokens": (
-        lambda *run: train(*run, model=token_classifier(), rows=[{"input_ids": [5, 6, 7], "labels": [1, 1]}] * 8),
+        lambda *run: train_two_steps(
+            *run, model=token_classifier(), rows=[{"input_ids": [5, 6, 7], "labels": [1, 1]}] * 8
+        ),
         r"^`labels`: of shape \(8, 2\), but `input_ids` of \(8, 3\)",
     ),
-    "a label less": (partial(train, data_collator=one_label_less), "one batch has 8 of `features`, 7 of `labels`"),
+    "a label less": (
+        partial(train_two_steps, data_collator=one_label_less),
+        "one batch has 8 of `features`, 7 of `labels`",
+    ),
     "classes as texts": (
-        partial(train, rows=[{**row, "label": "good"} for row in VECTORS]),
+        partial(train_two_steps, rows=[{**row, "label": "good"} for row in VECTORS]),
         r"^`label`: .* texts, such as 'good', .*`dataset.class_encode_column",
     ),
     "a label that is None": (
@@ -253,36 +266,39 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
         "^`label`: some of its values are None, of which no tensor can be made. Fill them in",
     ),
     "an object in a column": (
-        partial(train, rows=[{"features": Path(), "labels": 0}] * 8),
+        partial(train_two_steps, rows=[{"features": Path(), "labels": 0}] * 8),
         "an object of type PosixPath",
     ),
-    "texts in a column": (partial(train, rows=[{"features": ["a"], "labels": 0}] * 8), "such as 'a', .* Tokenize them"),
+    "texts in a column": (
+        partial(train_two_steps, rows=[{"features": ["a"], "labels": 0}] * 8),
+        "such as 'a', .* Tokenize them",
+    ),
     "float64": (
-        partial(train, rows=[{"features": np.ones(helpers.WIDTH), "labels": 1}] * 8),
+        partial(train_two_steps, rows=[{"features": np.ones(helpers.WIDTH), "labels": 1}] * 8),
         r"^`features`: of torch.float64, but the model's parameters are of torch.float32. .*`.to\(torch.float32\)`",
     ),
     "integers": (
-        partial(train, rows=[{"features": [1] * helpers.WIDTH, "labels": 1}] * 8),
+        partial(train_two_steps, rows=[{"features": [1] * helpers.WIDTH, "labels": 1}] * 8),
         "^`features`: of torch.int64",
     ),
     "ids that are floats": (
-        lambda *run: train(*run, model=bert_classifier(), rows=[{"input_ids": [5.5], "labels": 1}] * 8),
+        lambda *run: train_two_steps(*run, model=bert_classifier(), rows=[{"input_ids": [5.5], "labels": 1}] * 8),
         "^`input_ids`: of torch.float32, but ids of tokens are integers",
     ),
     "a batch of lists": (
-        lambda *run: train(*run, model=bert_classifier(), rows=TOKENS, data_collator=lists),
+        lambda *run: train_two_steps(*run, model=bert_classifier(), rows=TOKENS, data_collator=lists),
         "^`data_collator`: in its batch `input_ids`, `labels` are lists, not tensors.*`return_tensors='pt'`",
     ),
     "an argument that no column has": (
-        partial(train, model=Masked()),
+        partial(train_two_steps, model=Masked()),
         "^`mask`: Masked.forward needs it, but a batch has only features, labels",
     ),
     "a column that the model does not take": (
-        partial(train, rows=[{**row, "idx": 1} for row in VECTORS], fields={"remove_unused_columns": False}),
+        partial(train_two_steps, rows=[{**row, "idx": 1} for row in VECTORS], fields={"remove_unused_columns": False}),
         "^`idx`: a batch has features, labels, idx; PlainModel.forward takes features, labels. Remove the column",
     ),
     "types of tokens": (
-        lambda *run: train(
+        lambda *run: train_two_steps(
             *run,
             model=bert_classifier(type_vocab_size=1),
             rows=[{**row, "token_type_ids": [0, 1, 1]} for row in TOKENS],
@@ -290,11 +306,11 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
         "^`token_type_ids`: up to 1, but the model has 1 .*`return_token_type_ids=False`",
     ),
     "positions of RoBERTa": (
-        lambda *run: train(*run, model=roberta(), rows=[{"input_ids": [5] * 9, "labels": 0}] * 8),
+        lambda *run: train_two_steps(*run, model=roberta(), rows=[{"input_ids": [5] * 9, "labels": 0}] * 8),
         "sequences of 9 tokens, but the model has 10 .* the first 2 are not for tokens.* max_length=8`",
     ),
     "a loss function of two arguments": (
-        partial(train, compute_loss_func=lambda outputs, labels: outputs["loss"]),
+        partial(train_two_steps, compute_loss_func=lambda outputs, labels: outputs["loss"]),
         r"^`compute_loss_func`: it is called with `\(outputs, labels, num_items_in_batch=...\)`",
     ),
     "metrics of two arguments": (
@@ -335,14 +351,20 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
         partial(evaluate, preprocess_logits_for_metrics=lambda logits: logits, **METRICS),
         "^`preprocess_logits_for_metrics`: it is called with two arguments",
     ),
-    "a loss of the batch before": (lambda *run: train(*run, model=Keeps()), r"Call `detach\(\)` on what .* keeps"),
+    "a loss of the batch before": (
+        lambda *run: train_two_steps(*run, model=Keeps()),
+        r"Call `detach\(\)` on what .* keeps",
+    ),
     "checkpointing of a plain module": (
-        partial(train, fields={CHECKPOINTING: True}),
+        partial(train_two_steps, fields={CHECKPOINTING: True}),
         "^`activation_checkpointing=True`: only models of transformers have it. Remove the field",
     ),
-    "a dataset without a length": (partial(train, rows=NoLength()), "^`train_dataset`: a dataset has `__len__`"),
+    "a dataset without a length": (
+        partial(train_two_steps, rows=NoLength()),
+        "^`train_dataset`: a dataset has `__len__`",
+    ),
     "out of memory in training": (
-        partial(train, model=Raises(torch.OutOfMemoryError("CUDA out of memory."))),
+        partial(train_two_steps, model=Raises(torch.OutOfMemoryError("CUDA out of memory."))),
         "^`per_device_train_batch_size=8`: lower it, and raise `gradient_accumulation_steps`",
     ),
     "out of memory in an evaluation": (
@@ -350,23 +372,28 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
         "^`per_device_eval_batch_size=8`: lower it. .* `eval_accumulation_steps=1`",
     ),
     "a kernel that failed": (
-        partial(train, model=Raises(RuntimeError("CUDA error: device-side assert triggered"))),
+        partial(train_two_steps, model=Raises(RuntimeError("CUDA error: device-side assert triggered"))),
         "Run it once with `use_cpu=True`",
     ),
     "a tensor on another device": (
-        partial(train, model=Raises(RuntimeError("Expected all tensors to be on the same device, but found two"))),
+        partial(
+            train_two_steps, model=Raises(RuntimeError("Expected all tensors to be on the same device, but found two"))
+        ),
         r"`.to\(trainer.args.device\)`",
     ),
     "weights in float16": (
-        partial(train, model=Raises(ValueError("Attempting to unscale FP16 gradients."))),
+        partial(train_two_steps, model=Raises(ValueError("Attempting to unscale FP16 gradients."))),
         "^`fp16=True` needs parameters in float32",
     ),
     "unused parameters": (
-        partial(train, model=Raises(RuntimeError("Expected to have finished reduction in the prior iteration before"))),
+        partial(
+            train_two_steps,
+            model=Raises(RuntimeError("Expected to have finished reduction in the prior iteration before")),
+        ),
         "Set `ddp_find_unused_parameters=True`",
     ),
     "reentrant checkpoints on several processes": (
-        partial(train, model=Raises(RuntimeError("Expected to mark a variable ready only once."))),
+        partial(train_two_steps, model=Raises(RuntimeError("Expected to mark a variable ready only once."))),
         "`activation_checkpointing_kwargs={'use_reentrant': False}`",
     ),
 }

@@ -33,7 +33,7 @@ SETTINGS = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "dataloa
 STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 2}
 
 
-def trainer_of(library, folder, *, waits=True, callbacks=(), **fields):
+def pushing_trainer(library, folder, *, waits=True, callbacks=(), **fields):
     """Return a Trainer of ``library`` that pushes to ``tester/out``; ``waits``: until each push has ended."""
 
     class Wait(library.TrainerCallback):
@@ -76,7 +76,7 @@ def told(hub):
 def script(library, folder, **fields):
     """Train, save and push as the example scripts do."""
     with clean_process():
-        trainer = trainer_of(library, folder, **fields)
+        trainer = pushing_trainer(library, folder, **fields)
         trainer.train()
         trainer.save_model()
         return trainer.push_to_hub(tags="mine", dataset="rows")
@@ -154,7 +154,7 @@ class Gate:
 @pytest.mark.parametrize(("always", "steps"), [(False, [1]), (True, [1, 2, 3])], ids=["skipped", "always pushed"])
 def test_a_push_under_way(local_hub, tmp_path, always, steps):
     """A save during a push is not pushed, or queued; what is pushed is what was saved, though it was rotated away."""
-    trainer = trainer_of(
+    trainer = pushing_trainer(
         hf_compat,
         tmp_path,
         waits=False,
@@ -199,7 +199,7 @@ def test_training_goes_on_without_a_hub(local_hub, tmp_path, caplog, failure, re
                 trainer.save_model()
 
     always = {"hub_strategy": "checkpoint", "hub_always_push": True}  # a slow failure keeps no push from being tried
-    trainer = trainer_of(hf_compat, tmp_path, callbacks=[Save()], **always)
+    trainer = pushing_trainer(hf_compat, tmp_path, callbacks=[Save()], **always)
     failure(local_hub)
     with caplog.at_level(logging.WARNING, "hf_compat"):
         assert trainer.train().global_step == 4
@@ -221,7 +221,7 @@ def test_training_goes_on_without_a_hub(local_hub, tmp_path, caplog, failure, re
 
 def test_a_push_that_cannot_be_prepared(local_hub, tmp_path, caplog):
     """What goes wrong before the upload, such as a folder in a file's place, is a warning as well."""
-    trainer = trainer_of(hf_compat, tmp_path)
+    trainer = pushing_trainer(hf_compat, tmp_path)
     (tmp_path / "out" / "model.safetensors").mkdir(parents=True)
     assert trainer.train().global_step == 4
     assert caplog.text.count("was not pushed to the Hub") == 2
@@ -237,7 +237,7 @@ def test_a_repository_that_cannot_be_made_is_an_error(local_hub, tmp_path, failu
         local_hub.fails = lambda method, path: 403
     token = "hf_other" if failure == "wrong token" else TOKEN
     with pytest.raises(HubError, match=f"`out` cannot be created on {local_hub.url}.*`hub_token`") as raised:
-        trainer_of(hf_compat, tmp_path, hub_token=token)
+        pushing_trainer(hf_compat, tmp_path, hub_token=token)
     assert token not in str(raised.value)
     assert isinstance(raised.value, OSError)
     assert not (tmp_path / "out").exists()
@@ -245,7 +245,7 @@ def test_a_repository_that_cannot_be_made_is_an_error(local_hub, tmp_path, failu
 
 def test_push_by_hand(local_hub, tmp_path):
     """Without ``push_to_hub`` the method makes the repository; not blocking it returns a future of the commit."""
-    trainer = trainer_of(hf_compat, tmp_path, push_to_hub=False, hub_token=None, max_steps=1)
+    trainer = pushing_trainer(hf_compat, tmp_path, push_to_hub=False, hub_token=None, max_steps=1)
     assert trainer.hub_model_id is None
     trainer.model.model_tags = ["odd", "mine"]
     future = trainer.push_to_hub("by hand", blocking=False, token=TOKEN, private=True, tags="mine", model_name="Name")
@@ -267,7 +267,7 @@ def test_callbacks_are_told_before_a_push(local_hub, tmp_path):
         def on_push_begin(self, args, state, control, **kwargs):
             seen.append((state.global_step, len(local_hub.commits)))
 
-    trainer = trainer_of(hf_compat, tmp_path, callbacks=[Note()])
+    trainer = pushing_trainer(hf_compat, tmp_path, callbacks=[Note()])
     trainer.train()
     trainer.push_to_hub()
     told_of = Version(transformers.__version__) >= Version("5")
@@ -276,7 +276,7 @@ def test_callbacks_are_told_before_a_push(local_hub, tmp_path):
 
 def test_checkpoints_written_in_the_background_are_pushed_once_they_are_there(local_hub, tmp_path):
     """With ``save_async`` the commits have the update steps saved, complete, though the training is further on."""
-    trainer = trainer_of(
+    trainer = pushing_trainer(
         hf_compat, tmp_path, waits=False, save_async=True, hub_always_push=True, hub_strategy="all_checkpoints"
     )
     trainer.train()
@@ -301,7 +301,7 @@ def test_a_checkpoint_is_pushed_from_where_its_save_began(local_hub, tmp_path, m
     for name in ("here", "elsewhere"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    trainer = trainer_of(
+    trainer = pushing_trainer(
         hf_compat,
         Path(),
         waits=False,
@@ -331,7 +331,7 @@ def test_an_override_that_follows_a_save_is_waited_for(local_hub, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hf_compat, "Trainer", PushesItself)
-        trainer = trainer_of(hf_compat, tmp_path, waits=False, save_async=True, save_steps=1)
+        trainer = pushing_trainer(hf_compat, tmp_path, waits=False, save_async=True, save_steps=1)
     trainer.checkpoint_writer = HeldWriter()
     trainer.train()
     assert seen == [(f"checkpoint-{step}", step) for step in (1, 2, 3, 4)]

@@ -143,7 +143,7 @@ def recording(base, names, calls, folder):
     return type("Recording", (base,), {name: recorded(name) for name in names if hasattr(base, name)})
 
 
-def run(which, folder):
+def calls_of(which, folder):
     """Train with everything on, evaluate, predict and save; resume with a ``model_init``; evaluate by older rules.
 
     Returns:
@@ -194,7 +194,7 @@ def run(which, folder):
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory):
     """The calls of upstream's run and of ours."""
-    return [run(which, tmp_path_factory.mktemp(which)) for which in ("upstream", "ours")]
+    return [calls_of(which, tmp_path_factory.mktemp(which)) for which in ("upstream", "ours")]
 
 
 DIFFERENT_ARGUMENTS = {
@@ -260,7 +260,7 @@ NOT_COMPARED = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def both_trained(tmp_path_factory):
     """Upstream's Trainer and ours after the same two update steps and an evaluation."""
     done = []
     for which in ("upstream", "ours"):
@@ -280,9 +280,9 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", sorted(set(API["attributes"]) - set(GONE) - LATER))
-def test_attributes_mean_the_same(name, trained):
+def test_attributes_mean_the_same(name, both_trained):
     """After a run each attribute is there, and holds what upstream's holds or an object of the same kind."""
-    theirs, ours = trained
+    theirs, ours = both_trained
     value = getattr(ours, name)
     if not hasattr(theirs, name) or name in NOT_COMPARED:
         return

@@ -76,7 +76,7 @@ def several_labels(library: Any, args: Any) -> None:
     library.Trainer(model, args)
 
 
-def resumed(change: Callable[[Path], object], **fields: Any) -> Callable[[Any, Any], None]:
+def resuming(change: Callable[[Path], object], **fields: Any) -> Callable[[Any, Any], None]:
     """Return what trains, changes the checkpoint and goes on from it with other arguments."""
 
     def build(library: Any, args: Any) -> None:
@@ -383,21 +383,21 @@ TABLE: dict[str, Row] = {
     ),
     "another release": Row(
         "You are resuming training from a checkpoint trained with", SAVES,
-        resumed(edited("config.json", transformers_version="4.0.0")),
+        resuming(edited("config.json", transformers_version="4.0.0")),
     ),
-    "missing weights": Row("There were missing keys in the checkpoint", SAVES, resumed(other_weights)),
-    "unexpected weights": Row("There were unexpected keys in the checkpoint", SAVES, resumed(other_weights)),
+    "missing weights": Row("There were missing keys in the checkpoint", SAVES, resuming(other_weights)),
+    "unexpected weights": Row("There were unexpected keys in the checkpoint", SAVES, resuming(other_weights)),
     "lost best checkpoint": Row(
-        "does not exist anymore", SAVES, resumed(edited("trainer_state.json", best_model_checkpoint="checkpoint-9")),
+        "does not exist anymore", SAVES, resuming(edited("trainer_state.json", best_model_checkpoint="checkpoint-9")),
         since="5.4",
     ),
     "other arguments": Row(
         "arguments do not match the ones in the `trainer_state.json`", SAVES,
-        resumed(lambda folder: None, logging_steps=3),
+        resuming(lambda folder: None, logging_steps=3),
     ),
     "states of no callback": Row(
         "callbacks not included in current configuration", SAVES,
-        resumed(
+        resuming(
             edited("trainer_state.json", stateful_callbacks={"Gone": {"args": {}, "attributes": {}}}),
             restore_callback_states_from_checkpoint=True,
         ),

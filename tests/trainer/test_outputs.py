@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import subprocess
 import sys
 import tracemalloc
 import weakref
@@ -17,7 +16,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from hf_compat.errors import DataError, LossError
 from hf_compat.nested import find_batch_size
 from hf_compat.trainer import outputs as ours
-from tests.support.paths import ROOT
+from tests.support.processes import forked
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -241,11 +240,11 @@ print(size, held("VmHWM") - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells what a process has held at most")
 @pytest.mark.parametrize(("widths", "every"), [([125], 0), ([60, 125, 90, 125], 0), ([125], 3)], ids=str)
-def test_there_is_one_copy_of_the_outputs(widths, every):
+def test_there_is_one_copy_of_the_outputs(widths, every, tmp_path):
     """A process never holds much more than the arrays that it returns, here 38 MB."""
-    command = [sys.executable, "-c", _PEAK, str(widths), str(every)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    size, most = map(float, told.split())
+    script = tmp_path / "script.py"
+    script.write_text(_PEAK)
+    size, most = map(float, forked(script, widths, every).output.split())
     assert round(size) == 38
     assert most < 1.4 * size
 

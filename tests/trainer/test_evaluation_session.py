@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import weakref
 
 import numpy as np
@@ -24,7 +22,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentsError
 from hf_compat.trainer.evaluation_session import MetricStream, is_metric, real_samples
 from tests.support import helpers
-from tests.support.paths import ROOT
+from tests.support.processes import forked_ranks
 
 LOGITS = torch.tensor([[5.0, 1, 0], [0, 4, 1], [3, 2, 0], [0, 1, 9], [7, 0, 1]])
 LABELS = torch.tensor([0, 1, 1, 2, 2])  # predicted: 0, 1, 0, 2, 0
@@ -94,7 +92,7 @@ def test_repeated_samples_are_left_out(size, remainder, expected):
     assert tuple(real_samples(size, remainder, index) for index in range(2)) == expected
 
 
-def trainer_of(tmp_path, *, callbacks=(), given=None, **fields):
+def evaluating_trainer(tmp_path, *, callbacks=(), given=None, **fields):
     """Return a Trainer of a small classifier of vectors, and its 7 evaluation rows."""
     torch.manual_seed(0)
     arguments = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "per_device_eval_batch_size": 3}
@@ -124,7 +122,9 @@ def test_a_function_gives_the_same_numbers(tmp_path):
     """A metric and a function of all predictions agree, in every evaluation of a run, the last short batch included."""
     logs = []
     for metrics in (collection(), metrics_of_arrays):
-        trainer = trainer_of(tmp_path, given={"compute_metrics": metrics}, eval_strategy="epoch", num_train_epochs=3)
+        trainer = evaluating_trainer(
+            tmp_path, given={"compute_metrics": metrics}, eval_strategy="epoch", num_train_epochs=3
+        )
         trainer.train()
         trainer.evaluate()
         logs.append([entry for entry in trainer.state.log_history if "eval_loss" in entry])
@@ -158,7 +158,7 @@ class Forgetful(torchmetrics.Metric):
 def test_nothing_is_stored(tmp_path):
     """Predictions are gone with the next batch; an evaluation has none to return, a prediction has."""
     metric = Forgetful()
-    trainer = trainer_of(tmp_path, given={"compute_metrics": metric})
+    trainer = evaluating_trainer(tmp_path, given={"compute_metrics": metric})
     output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
     assert (output.predictions, output.label_ids, output.num_samples) == (None, None, 7)
     assert output.metrics["eval_Forgetful"] == 7
@@ -183,7 +183,7 @@ def test_preprocessing_comes_first_and_ignored_labels_are_the_metrics_own(tmp_pa
         "compute_metrics": MulticlassAccuracy(helpers.CLASSES, average="micro", ignore_index=-100),
         "preprocess_logits_for_metrics": best,
     }
-    trainer = trainer_of(tmp_path, given=given)
+    trainer = evaluating_trainer(tmp_path, given=given)
     output = trainer.predict(helpers.ListDataset(rows))
     assert calls == [3, 3, 1]
     scored = output.label_ids != -100
@@ -199,7 +199,7 @@ def test_best_model_monitor_and_several_sets(tmp_path):
     """
     sets = {name: helpers.ListDataset(helpers.vector_rows(5, seed=seed)) for seed, name in enumerate(("near", "far"))}
     stop = EarlyStopping("eval_far_hits", mode="max", patience=1, strict=False)
-    trainer = trainer_of(
+    trainer = evaluating_trainer(
         tmp_path,
         callbacks=[stop],
         given={"compute_metrics": collection(), "eval_dataset": sets},
@@ -219,7 +219,7 @@ def test_best_model_monitor_and_several_sets(tmp_path):
 def test_losses_alone(tmp_path, batch_eval_metrics):
     """With ``prediction_loss_only`` there is nothing to update with; ``batch_eval_metrics`` asks for no more."""
     fields = {"prediction_loss_only": True, "batch_eval_metrics": batch_eval_metrics}
-    metrics = trainer_of(tmp_path, given={"compute_metrics": collection()}, **fields).evaluate()
+    metrics = evaluating_trainer(tmp_path, given={"compute_metrics": collection()}, **fields).evaluate()
     assert "eval_hits" not in metrics
     assert "eval_loss" in metrics
 
@@ -227,41 +227,36 @@ def test_losses_alone(tmp_path, batch_eval_metrics):
 def test_what_a_metric_cannot_take_is_refused(tmp_path):
     """Inputs and losses are for functions: the error says so."""
     with pytest.raises(ArgumentsError, match=r"`include_for_metrics=\['loss'\]`.*torchmetrics"):
-        trainer_of(tmp_path, given={"compute_metrics": collection()}, include_for_metrics=["loss"])
+        evaluating_trainer(tmp_path, given={"compute_metrics": collection()}, include_for_metrics=["loss"])
 
 
 SCRIPT = """
 import json, sys, torch, torch.distributed as dist
+from pathlib import Path
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC
-from hf_compat.distributed.processes import leave_processes, wait_for_gloo_threads
+from hf_compat.distributed.processes import leave_processes
 from hf_compat.trainer.evaluation_session import MetricStream
 
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
 scores, labels = torch.arange(7) * 0.37 % 1, torch.tensor([0, 1, 1, 0, 1, 0, 1])
 stream = MetricStream(MetricCollection({"auc": BinaryAUROC(), "hits": BinaryAccuracy()}), torch.device("cpu"), rank)
 # Sample 0 is drawn again, so that both shares of the last batch hold two samples.
 for shares, remainder in (([0, 1], [2, 3]), -1), (([4, 5], [6, 0]), 3):
     mine = torch.tensor(shares[rank])
     stream.update(scores[mine], labels[mine], remainder=remainder)
-print(json.dumps(stream.compute()))
-wait_for_gloo_threads()  # one that is not idle aborts a process that exits
+Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(stream.compute()))
 leave_processes()
 """
 
 
 def test_two_processes_count_each_sample_once(tmp_path):
     """Two processes find the numbers of one: states are merged, and the repeated sample counts once."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SCRIPT, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
-    found = [json.loads(process.communicate()[0]) for process in started]
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    ended = forked_ranks(script, tmp_path)
+    assert ended.code == 0, ended.output
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     # By hand: the scores of the classes 1 are 0.37, 0.74, 0.48, 0.22, those of 0 are 0, 0.11, 0.85.
     assert found == [pytest.approx({"auc": 8 / 12, "hits": 3 / 7})] * 2

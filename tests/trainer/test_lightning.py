@@ -44,7 +44,7 @@ class Recorder(Callback):
         self.restored = state_dict["count"]
 
 
-def trainer_of(tmp_path, *, callbacks=(), lightning=None, model=None, **settings):
+def trainer_of_12(tmp_path, *, callbacks=(), lightning=None, model=None, **settings):
     """Return a Trainer of a plain model on 12 samples, 3 batches an epoch."""
     settings = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "logging_steps": 1} | settings
     args = (
@@ -66,7 +66,7 @@ def trainer_of(tmp_path, *, callbacks=(), lightning=None, model=None, **settings
 
 def test_runs_a_real_lightning_trainer(tmp_path):
     """After training, the Lightning trainer counts what the state counts: update steps and epochs."""
-    trainer = trainer_of(tmp_path, gradient_accumulation_steps=2)
+    trainer = trainer_of_12(tmp_path, gradient_accumulation_steps=2)
     trainer.train()
     assert isinstance(trainer.lightning_trainer, pl.Trainer)
     assert trainer.lightning_trainer.global_step == trainer.state.global_step == 4
@@ -76,7 +76,7 @@ def test_runs_a_real_lightning_trainer(tmp_path):
 def test_lightning_callbacks_count_update_steps(tmp_path):
     """Lightning's batch hooks fire once an update step, whatever the accumulation, and see metrics of evaluations."""
     recorder = Recorder()
-    trainer = trainer_of(tmp_path, callbacks=[recorder], gradient_accumulation_steps=3, eval_strategy="epoch")
+    trainer = trainer_of_12(tmp_path, callbacks=[recorder], gradient_accumulation_steps=3, eval_strategy="epoch")
     trainer.train()
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert [name for name, _ in recorder.seen] == ["train_start", *["before_step", "batch_end", "validation_end"] * 2]
@@ -97,7 +97,7 @@ def test_callbacks_may_write_to_the_loss_that_they_get(tmp_path):
 
     def logged(folder, *callbacks):
         torch.manual_seed(0)
-        trainer = trainer_of(folder, callbacks=callbacks, logging_steps=6)
+        trainer = trainer_of_12(folder, callbacks=callbacks, logging_steps=6)
         trainer.train()
         return trainer.state.log_history[0]["loss"]
 
@@ -109,7 +109,7 @@ def test_callbacks_may_write_to_the_loss_that_they_get(tmp_path):
 def test_lightning_early_stopping_stops_the_run(tmp_path):
     """Lightning's EarlyStopping on ``eval_loss`` ends a run of ours as the control does."""
     stopper = EarlyStopping(monitor="eval_loss", mode="min", patience=1, min_delta=1e9)
-    trainer = trainer_of(tmp_path, callbacks=[stopper], num_train_epochs=9, eval_strategy="epoch")
+    trainer = trainer_of_12(tmp_path, callbacks=[stopper], num_train_epochs=9, eval_strategy="epoch")
     trainer.train()
     assert trainer.state.epoch == 2.0
 
@@ -119,7 +119,7 @@ def test_timer_and_learning_rate_monitor(tmp_path):
     logger = CSVLogger(tmp_path / "csv")
     timer = Timer()
     monitor = LearningRateMonitor(logging_interval="step")
-    trainer = trainer_of(tmp_path, callbacks=[timer, monitor], lightning={"logger": logger, "log_every_n_steps": 1})
+    trainer = trainer_of_12(tmp_path, callbacks=[timer, monitor], lightning={"logger": logger, "log_every_n_steps": 1})
     trainer.train()
     assert timer.time_elapsed("train") > 0
     text = (tmp_path / "csv" / "lightning_logs" / "version_0" / "metrics.csv").read_text()
@@ -130,7 +130,7 @@ def test_timer_and_learning_rate_monitor(tmp_path):
 def test_lightning_logger_gets_every_log_at_its_update_step(tmp_path):
     """A logger handed to Lightning holds the history's losses, each at its update step."""
     logger = CSVLogger(tmp_path / "csv")
-    trainer = trainer_of(tmp_path, lightning={"logger": logger})
+    trainer = trainer_of_12(tmp_path, lightning={"logger": logger})
     trainer.train()
     rows = (tmp_path / "csv" / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
     names = rows[0].split(",")
@@ -172,9 +172,9 @@ def test_tensorboard_through_lightning(tmp_path):
 
 def test_lightning_callback_state_survives_a_resume(tmp_path):
     """A Lightning callback's state is kept in the checkpoint and given back on resume."""
-    trainer_of(tmp_path, callbacks=[Recorder()], max_steps=2, save_strategy="steps", save_steps=2).train()
+    trainer_of_12(tmp_path, callbacks=[Recorder()], max_steps=2, save_strategy="steps", save_steps=2).train()
     resumed = Recorder()
-    trainer = trainer_of(tmp_path, callbacks=[resumed], max_steps=4, save_strategy="steps", save_steps=2)
+    trainer = trainer_of_12(tmp_path, callbacks=[resumed], max_steps=4, save_strategy="steps", save_steps=2)
     trainer.train(resume_from_checkpoint=True)
     assert resumed.restored == 1 + 2 * 2
     assert resumed.seen[0] == ("train_start", 2)
@@ -199,32 +199,32 @@ def test_lightning_callback_state_survives_a_resume(tmp_path):
 def test_places_that_cannot_be(tmp_path, keyword, value, advice):
     """Strategies that are not carried out, and devices that the arguments exclude, are refused before anything runs."""
     with pytest.raises(TrainerSetupError, match=advice):
-        trainer_of(tmp_path, lightning={keyword: value})
+        trainer_of_12(tmp_path, lightning={keyword: value})
 
 
 def test_one_device_may_be_named(tmp_path):
     """What Lightning would take for a run on one device is accepted for one."""
     named = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "ddp"}
-    assert trainer_of(tmp_path, lightning=named, max_steps=1).train().global_step == 1
+    assert trainer_of_12(tmp_path, lightning=named, max_steps=1).train().global_step == 1
 
 
 def test_unknown_keywords_are_refused(tmp_path):
     """A keyword that Lightning does not have is refused before anything runs, with the nearest name."""
     with pytest.raises(TrainerSetupError, match=r"`profilr`.*Did you mean `profiler`"):
-        trainer_of(tmp_path, lightning={"profilr": "simple"})
+        trainer_of_12(tmp_path, lightning={"profilr": "simple"})
 
 
 def test_lightning_progress_bar(tmp_path):
     """A progress bar of Lightning's counts update steps, as any of its callbacks."""
     bar = TQDMProgressBar()
-    trainer = trainer_of(tmp_path, callbacks=[bar], gradient_accumulation_steps=2)
+    trainer = trainer_of_12(tmp_path, callbacks=[bar], gradient_accumulation_steps=2)
     trainer.train()
     assert bar.total_train_batches == 2
 
 
 def test_lightning_profiler(tmp_path):
     """A Lightning profiler handed in profiles the run."""
-    trainer = trainer_of(tmp_path, lightning={"profiler": "simple"})
+    trainer = trainer_of_12(tmp_path, lightning={"profiler": "simple"})
     trainer.train()
     assert trainer.lightning_trainer.profiler.recorded_durations["run_training_batch"]
 
@@ -232,7 +232,7 @@ def test_lightning_profiler(tmp_path):
 def test_a_profiler_of_several_runs(tmp_path):
     """One that the user made goes on in a second run, whose module is another."""
     settings = {"num_train_epochs": 1, "per_device_train_batch_size": 2}
-    trainer = trainer_of(tmp_path, lightning={"profiler": PyTorchProfiler(tmp_path, "profile")}, **settings)
+    trainer = trainer_of_12(tmp_path, lightning={"profiler": PyTorchProfiler(tmp_path, "profile")}, **settings)
     for _ in range(2):
         trainer.train()
         assert trainer.state.global_step == 6
@@ -246,14 +246,14 @@ def test_epoch_means_are_over_samples(tmp_path):
             pl_module.log("index", float(batch_idx), on_step=False, on_epoch=True)
 
     settings = {"num_train_epochs": 1, "per_device_train_batch_size": 5, "gradient_accumulation_steps": 2}
-    trainer = trainer_of(tmp_path, callbacks=[Logging()], **settings)  # 12 samples: 5 and 5, then 2
+    trainer = trainer_of_12(tmp_path, callbacks=[Logging()], **settings)  # 12 samples: 5 and 5, then 2
     trainer.train()
     assert trainer.lightning_trainer.callback_metrics["index"].item() == pytest.approx(2 / 12)
 
 
 def test_evaluation_inside_compute_metrics(tmp_path):
     """``compute_metrics`` may itself predict: the evaluation under way goes on undisturbed."""
-    trainer = trainer_of(tmp_path)
+    trainer = trainer_of_12(tmp_path)
     extra = ListDataset(vector_rows(3, seed=2))
 
     def compute_metrics(prediction):
@@ -269,7 +269,7 @@ def test_evaluation_inside_compute_metrics(tmp_path):
 
 def test_an_error_in_a_callback_reaches_the_user(tmp_path):
     """An exception raised in a user's code leaves ``train`` as it is, and a new ``train`` works."""
-    trainer = trainer_of(tmp_path)
+    trainer = trainer_of_12(tmp_path)
     boom = torch.nn.Module.register_forward_hook(trainer.model, lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
@@ -330,7 +330,7 @@ def test_interrupt_reaches_the_user(call, library, tmp_path):
 
 def test_an_exit_in_a_callback_stays_an_exit(tmp_path):
     """A user's own ``sys.exit`` leaves ``train`` and ``evaluate`` with its status."""
-    trainer = trainer_of(tmp_path)
+    trainer = trainer_of_12(tmp_path)
     torch.nn.Module.register_forward_hook(trainer.model, lambda *_: sys.exit(7))
     for call in (trainer.train, trainer.evaluate):
         with pytest.raises(SystemExit) as ended:

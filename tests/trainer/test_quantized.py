@@ -63,13 +63,13 @@ def adapters(kit: Kit, quantization: Callable[[], Any], **prepared: Any) -> nn.M
     return kit.model(lambda: peft.get_peft_model(model, lora))
 
 
-def trained(quantization: Callable[[], Any], **fields: Any) -> Callable[[Kit], None]:
+def training(quantization: Callable[[], Any], **fields: Any) -> Callable[[Kit], None]:
     """Return a scenario that trains, and loads the best adapter."""
     every = {**ACCUMULATION, **CADENCE, **BEST, **fields}
     return lambda kit: train(kit, language_model(kit, fields=every, model=adapters(kit, quantization)))
 
 
-def resumed(quantization: Callable[[], Any]) -> Callable[[Kit], None]:
+def resuming(quantization: Callable[[], Any]) -> Callable[[Kit], None]:
     """Return a scenario that goes on within an epoch, without activations that are computed again."""
     every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1}
 
@@ -81,11 +81,11 @@ def resumed(quantization: Callable[[], Any]) -> Callable[[Kit], None]:
 
 
 SCENARIOS = {
-    "4 bits": trained(in_4_bits),
-    "4 bits, bf16": trained(in_4_bits, bf16=True),
-    "4 bits, resumed": resumed(in_4_bits),
-    "8 bits": trained(in_8_bits),
-    **({"torchao": trained(in_int8)} if IS_5 else {}),  # before, transformers did not train it
+    "4 bits": training(in_4_bits),
+    "4 bits, bf16": training(in_4_bits, bf16=True),
+    "4 bits, resumed": resuming(in_4_bits),
+    "8 bits": training(in_8_bits),
+    **({"torchao": training(in_int8)} if IS_5 else {}),  # before, transformers did not train it
 }
 
 

@@ -28,7 +28,7 @@ class Arms(TrainerCallback):
         self.call.is_armed = True
 
 
-def run(folder, call, answer, save_async):
+def train_failing(folder, call, answer, save_async):
     """Train with two saves, the second of which deletes the first checkpoint; return the Trainer and the error."""
     args = TrainingArguments(
         str(folder),
@@ -55,7 +55,7 @@ def run(folder, call, answer, save_async):
 
 def check_run(folder, call, answer, save_async):
     """Fail unless what a run leaves, and says, is right."""
-    trainer, error = run(folder, call, answer, save_async)
+    trainer, error = train_failing(folder, call, answer, save_async)
     assert error is None or (answer == "raise" and call.has_failed)
     assert error is None or error.errno in REASONS
     assert error is None or ".partial-" not in f"{error}{error.filename}"

@@ -13,7 +13,7 @@ from tests.engine.test_lightning_callbacks import TwoParts
 from tests.support.helpers import ListDataset, vector_rows
 
 
-def trained(tmp_path, *callbacks, lightning=None, resume=None, trainer_class=Trainer, **settings):
+def logged_run(tmp_path, *callbacks, lightning=None, resume=None, trainer_class=Trainer, **settings):
     """Return the Trainer after two epochs of 4 update steps, with a file ``metrics.csv``."""
     settings = {"num_train_epochs": 2, "save_strategy": "no", "per_device_train_batch_size": 2, **settings}
     args = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", optim="sgd", **settings)
@@ -51,7 +51,7 @@ def logged(tmp_path, name, run="log"):
 )
 def test_callbacks_log_where_the_trainer_does(settings, steps, tmp_path):
     """Beside the loss of the same update steps, as ``log_every_n_steps`` is that of the Trainer's logs unless set."""
-    trainer = trained(tmp_path, LearningRateMonitor(), DeviceStatsMonitor(), **settings)
+    trainer = logged_run(tmp_path, LearningRateMonitor(), DeviceStatsMonitor(), **settings)
     if "lightning" not in settings and steps:
         assert list(logged(tmp_path, "train/loss")) == steps
     if steps:
@@ -67,7 +67,7 @@ def test_a_default_of_the_trainer_is_no_interval(tmp_path, caplog):
     """Lightning's 50 then stays, which is more often; a run that is shorter says that nothing will be logged."""
     throughput = ThroughputMonitor(lambda batch: len(batch["labels"]))
     with caplog.at_level(logging.WARNING):
-        trainer = trained(tmp_path, LearningRateMonitor(), LearningRateMonitor("epoch"), throughput)
+        trainer = logged_run(tmp_path, LearningRateMonitor(), LearningRateMonitor("epoch"), throughput)
     assert trainer.lightning_trainer.log_every_n_steps == 50
     assert caplog.messages == [
         "LearningRateMonitor, ThroughputMonitor: Lightning callbacks log every 50 update steps, and this run ends "
@@ -94,9 +94,9 @@ def test_what_callbacks_log_is_at_its_update_step(resume, tmp_path):
     """That of ``global_step`` after it, as with the Trainer's logs: of steps, epochs, evaluations; resumed or not."""
     settings, folder, run = {"logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2}, None, "log"
     if resume is not None:
-        trained(tmp_path, Logs(), max_steps=resume, save_strategy="steps", save_steps=resume, **settings)
+        logged_run(tmp_path, Logs(), max_steps=resume, save_strategy="steps", save_steps=resume, **settings)
         folder, run = str(tmp_path / f"checkpoint-{resume}"), "resumed"
-    trainer = trained(tmp_path, Logs(), resume=folder, **settings)
+    trainer = logged_run(tmp_path, Logs(), resume=folder, **settings)
     rest = range((resume or 0) + 1, 9)
     assert logged(tmp_path, "of_step", run) == {step: step for step in rest}
     assert logged(tmp_path, "of_epoch", run) == {step: step for step in (4, 8) if step in rest}
@@ -146,7 +146,7 @@ class Unknown(Trainer):
 @pytest.mark.parametrize("kind", [Halving, Unknown])
 def test_the_rates_of_a_schedule_of_ones_own(kind, tmp_path):
     """Are logged at each update step, and it is stepped once in each."""
-    trained(tmp_path, LearningRateMonitor(), trainer_class=kind, logging_steps=1, learning_rate=1.0)
+    logged_run(tmp_path, LearningRateMonitor(), trainer_class=kind, logging_steps=1, learning_rate=1.0)
     rates = logged(tmp_path, "lr-SGD/pg1")
     assert rates == {step: 0.5 ** (step - 1) for step in range(1, 9)}
 
@@ -160,7 +160,9 @@ def test_a_plateau_schedule_is_logged_by_step_too(tmp_path):
 
     settings = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss", "greater_is_better": True}
     given = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
-    trainer = trained(tmp_path, LearningRateMonitor(), Worse(), logging_steps=1, learning_rate=0.5, **settings, **given)
+    trainer = logged_run(
+        tmp_path, LearningRateMonitor(), Worse(), logging_steps=1, learning_rate=0.5, **settings, **given
+    )
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert list(logged(tmp_path, "lr-SGD/pg1").values()) == pytest.approx(rates)
     (config,) = trainer.lightning_trainer.lr_scheduler_configs

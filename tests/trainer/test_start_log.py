@@ -16,8 +16,8 @@ from transformers.utils import logging as library_logging
 
 import hf_compat
 from hf_compat.errors import CheckpointError
-from tests.run.test_plain_module import HIDE
 from tests.support.helpers import ListDataset, PadCollator, PlainModel, Stream, gpt2, token_rows, tokenizer, vector_rows
+from tests.trainer.test_plain_module import HIDE
 
 LIBRARIES = {"ours": hf_compat, "transformers": transformers}
 IS_OLD = Version(transformers.__version__).major < 5
@@ -112,7 +112,7 @@ def fresh(library, folder):
     language_model(library, folder, load_best_model_at_end=True).train()
 
 
-def resumed(library, folder):
+def resume_changed(library, folder):
     """Resume in the middle of an epoch, with other arguments, a missing callback and another release's checkpoint."""
     bases = (library.TrainerCallback, transformers.trainer_callback.ExportableState)
     language_model(library, folder, [type("Lonely", (Lonely, *bases), {})()], max_steps=4).train()
@@ -146,7 +146,7 @@ def without_arguments(library, folder):
     library.Trainer(PlainModel())
 
 
-@pytest.mark.parametrize("script", [fresh, resumed, without_skipping, plain_module, without_arguments])
+@pytest.mark.parametrize("script", [fresh, resume_changed, without_skipping, plain_module, without_arguments])
 def test_the_facts_are_upstreams(script, lines, tmp_path, monkeypatch):
     """The same script tells the same numbers, names and phrases as often, in the same order for each phrase."""
     told = {}

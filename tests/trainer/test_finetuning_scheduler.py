@@ -9,7 +9,7 @@ import torch
 
 from hf_compat import TrainerCallback
 from hf_compat.errors import TrainerSetupError
-from tests.engine.test_lightning_callbacks import trainer_of
+from tests.engine.test_lightning_callbacks import trainer_with
 
 package = pytest.importorskip("finetuning_scheduler")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the package's own
@@ -48,7 +48,7 @@ def test_it_thaws_in_phases(tmp_path, by_epoch):
     """The head is trained alone for an epoch, then the backbone too, by the run's optimizer and schedule."""
     weights = Weights()
     more = [] if by_epoch else [package.FTSEarlyStopping("eval_loss", patience=9)]
-    trainer = trainer_of(tmp_path, thawing(tmp_path, by_epoch=by_epoch), saving(tmp_path), *more, weights)
+    trainer = trainer_with(tmp_path, thawing(tmp_path, by_epoch=by_epoch), saving(tmp_path), *more, weights)
     before = trainer.model.backbone[0].weight.detach().clone()
     trainer.train()
     per_epoch = len(weights.seen) // 4
@@ -64,10 +64,10 @@ def test_it_thaws_in_phases(tmp_path, by_epoch):
 def test_what_it_cannot_do_is_refused(tmp_path):
     """Before training: best weights between phases, monitors that no run computes, and resuming."""
     with pytest.raises(TrainerSetupError, match="Pass `restore_best=False`"):
-        trainer_of(tmp_path, thawing(tmp_path, restore_best=True), saving(tmp_path))
+        trainer_with(tmp_path, thawing(tmp_path, restore_best=True), saving(tmp_path))
     with pytest.raises(TrainerSetupError, match=r"Pass `FTSCheckpoint\(monitor='eval_loss'\)`") as caught:
-        trainer_of(tmp_path, thawing(tmp_path, by_epoch=False))
+        trainer_with(tmp_path, thawing(tmp_path, by_epoch=False))
     assert "`FTSEarlyStopping(monitor='eval_loss')`" in str(caught.value)
-    trainer_of(tmp_path, thawing(tmp_path), saving(tmp_path)).train()
+    trainer_with(tmp_path, thawing(tmp_path), saving(tmp_path)).train()
     with pytest.raises(TrainerSetupError, match="FinetuningScheduler cannot be resumed"):
-        trainer_of(tmp_path, thawing(tmp_path), saving(tmp_path)).train(resume_from_checkpoint=True)
+        trainer_with(tmp_path, thawing(tmp_path), saving(tmp_path)).train(resume_from_checkpoint=True)

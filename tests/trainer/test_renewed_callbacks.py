@@ -31,7 +31,7 @@ from tests.engine.test_lightning_callbacks import TwoParts
 from tests.support.helpers import ListDataset, vector_rows
 
 
-def trainer_of(tmp_path, *callbacks, kind=Trainer, **settings):
+def renewing_trainer(tmp_path, *callbacks, kind=Trainer, **settings):
     """Return a Trainer of 3 epochs of 2 update steps, each evaluated, that begins with the same model each time."""
     settings = {"num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "no", "logging_steps": 1} | settings
     args = TrainingArguments(
@@ -121,7 +121,7 @@ def test_a_second_run_is_as_the_first(name, tmp_path):
             if stage == "fit":
                 begins.append([shown(vars(one)) for one in callbacks])
 
-    trainer = trainer_of(tmp_path, Begins(), *callbacks)
+    trainer = renewing_trainer(tmp_path, Begins(), *callbacks)
     first = losses(trainer)
     assert losses(trainer) == first
     assert begins[0] == begins[1]
@@ -134,7 +134,7 @@ def test_the_callback_that_the_user_has_takes_part(tmp_path):
     """What a run finds can be read of it afterwards; the files of an earlier one stay, and have other names."""
     saving = ModelCheckpoint(tmp_path / "files", monitor="eval_loss", filename="best")
     stopping = EarlyStopping("eval_loss", patience=1, min_delta=9.0)
-    trainer = trainer_of(tmp_path, saving, stopping)
+    trainer = renewing_trainer(tmp_path, saving, stopping)
     trainer.train()
     first, score = saving.best_model_path, saving.best_model_score
     assert (first, stopping.stopped_epoch, stopping.wait_count) == (str(tmp_path / "files" / "best.ckpt"), 1, 1)
@@ -186,7 +186,7 @@ def test_callbacks_of_a_user(kind, tmp_path):
     into, model = [], TwoParts()
     given = kind(into, model)
     lock = given.lock
-    trainer = trainer_of(tmp_path, given, save_strategy="epoch")
+    trainer = renewing_trainer(tmp_path, given, save_strategy="epoch")
     trainer.train()
     read = given.losses
     assert (len(read), given.count, given.total.item(), given.started) == (6, 6, 6.0, (0, 0.0, 0, 0, 3))
@@ -209,8 +209,8 @@ def test_trials_of_a_search(tmp_path):
     pytest.importorskip("optuna")
     into = []
     given = Keeps(into, None)
-    trainer = trainer_of(tmp_path, given, EMAWeightAveraging(decay=0.5), num_train_epochs=1)
-    alone = losses(trainer_of(tmp_path, EMAWeightAveraging(decay=0.5), num_train_epochs=1))
+    trainer = renewing_trainer(tmp_path, given, EMAWeightAveraging(decay=0.5), num_train_epochs=1)
+    alone = losses(renewing_trainer(tmp_path, EMAWeightAveraging(decay=0.5), num_train_epochs=1))
     scores = []
 
     def score(metrics):
@@ -238,7 +238,7 @@ def test_a_restart_with_smaller_batches(tmp_path):
             return super().compute_loss(model, inputs, **kwargs)
 
     given = Keeps([], None)
-    trainer_of(tmp_path, given, kind=Runs, auto_find_batch_size=True).train()
+    renewing_trainer(tmp_path, given, kind=Runs, auto_find_batch_size=True).train()
     assert failed == [1]
     assert given.started == (0, 0.0, 0, 0, 3)
     assert given.best["steps"] == [*range(1, 10)]

@@ -30,7 +30,7 @@ def fields(folder, **given):
     return {**fixed, "save_strategy": "no", "per_device_train_batch_size": 4, **given}
 
 
-def trainer_of(library, folder, model_init=lambda: PlainModel(), **given):
+def searching_trainer(library, folder, model_init=lambda: PlainModel(), **given):
     """Return a Trainer of ``library`` that makes its models."""
     rows = ListDataset(vector_rows(8))
     args = library.TrainingArguments(**fields(folder, **given))
@@ -106,7 +106,7 @@ def test_values_that_no_run_could_use_are_refused(tmp_path):
 )
 def test_refusals(tmp_path, given, error, text):
     """What a search cannot do is said before a trial begins, and the Trainer trains as before."""
-    trainer = trainer_of(hf_compat, tmp_path)
+    trainer = searching_trainer(hf_compat, tmp_path)
     with pytest.raises(error, match=text):
         trainer.hyperparameter_search(hp_space=rates, n_trials=1, **given)
     assert trainer.hp_search_backend is None
@@ -127,7 +127,7 @@ class CountedRuns(hf_compat.TrainerCallback):
 
 def test_a_trial_is_one_run_of_a_tracker(tmp_path):
     """The evaluations of a trial go to the run that was prepared as it began: they prepare none."""
-    trainer = trainer_of(hf_compat, tmp_path, eval_strategy="steps", eval_steps=1)
+    trainer = searching_trainer(hf_compat, tmp_path, eval_strategy="steps", eval_steps=1)
     callback = CountedRuns(tmp_path)
     trainer.add_callback(callback)
     trainer.hyperparameter_search(hp_space=rates, hp_name=lambda trial: f"trial {trial.number}", n_trials=2)
@@ -146,7 +146,7 @@ def test_a_stored_study_goes_on(tmp_path):
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/study.db")
     kept = {"storage": storage, "study_name": "one", "load_if_exists": True, "gc_after_trial": True, "timeout": 600}
     kept |= {"sampler": optuna.samplers.GridSampler({"learning_rate": [0.02, 0.05, 0.1]}, seed=0)}
-    trainer = trainer_of(hf_compat, tmp_path / "out", eval_strategy="steps", eval_steps=1, save_strategy="epoch")
+    trainer = searching_trainer(hf_compat, tmp_path / "out", eval_strategy="steps", eval_steps=1, save_strategy="epoch")
     scored = []
 
     def objective(metrics):
@@ -180,7 +180,7 @@ def test_the_pruner_ends_trials(tmp_path):
             def on_train_end(self, args, state, control, **kwargs):
                 events.append(state.global_step)
 
-        trainer = trainer_of(library, folder, eval_strategy="steps", eval_steps=1, max_steps=3)
+        trainer = searching_trainer(library, folder, eval_strategy="steps", eval_steps=1, max_steps=3)
         trainer.add_callback(Notes())
         study = {"sampler": optuna.samplers.RandomSampler(seed=0), "pruner": optuna.pruners.ThresholdPruner(upper=1.0)}
         scores = iter([0.5, 0.6, 0.7, 2.0, 0.1, 0.9, 0.3])
@@ -202,7 +202,7 @@ def test_seed_of_the_weights(tmp_path, release, seeds):
             seen.append(torch.initial_seed())
         return PlainModel()
 
-    trainer = trainer_of(hf_compat, tmp_path, model_init, semantics=release)
+    trainer = searching_trainer(hf_compat, tmp_path, model_init, semantics=release)
     trainer.hyperparameter_search(lambda trial: {"seed": 5 + trial.number}, n_trials=3, backend="optuna")
     assert seen == seeds
 
@@ -211,7 +211,7 @@ def test_checkpoint_for_ray(tmp_path):
     """What a trial leaves for Ray to go on from holds upstream's files, and a run goes on from it."""
     names = {}
     for library in (hf_compat, transformers):
-        trainer = trainer_of(library, tmp_path / library.__name__)
+        trainer = searching_trainer(library, tmp_path / library.__name__)
         trainer.train()
         folder = tmp_path / f"ray-{library.__name__}"
         trainer._tune_save_checkpoint(checkpoint_dir=str(folder))
@@ -219,7 +219,7 @@ def test_checkpoint_for_ray(tmp_path):
     assert names[hf_compat] == names[transformers] | {"lightning.json"}
     saved = str(tmp_path / "ray-hf_compat" / "checkpoint-2")
     assert incomplete_reason(saved) is None
-    longer = trainer_of(hf_compat, tmp_path / "longer", max_steps=4)
+    longer = searching_trainer(hf_compat, tmp_path / "longer", max_steps=4)
     assert longer.train(resume_from_checkpoint=saved).global_step == 4
 
 

@@ -1,1 +1,0 @@
-"""Tests of what one train() does: numbers, events, resuming, preemption."""

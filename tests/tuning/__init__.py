@@ -1,1 +1,0 @@
-"""Tests of hf_compat.tuning: hyperparameter search."""
