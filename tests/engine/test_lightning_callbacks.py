@@ -587,15 +587,15 @@ def test_a_monitor_that_a_trainer_does_not_log(callback, setting, instead, tmp_p
     """The constructor and ``add_callback`` warn, with the name that is logged."""
     said = re.escape(f"has `{setting}`, but a Trainer logs no") + f".* Use '{instead}', unless"
     with pytest.warns(HFCompatWarning, match=said):
-        trainer_of(tmp_path, callback())
+        trainer_with(tmp_path, callback())
     with pytest.warns(HFCompatWarning, match=said):
-        trainer_of(tmp_path).add_callback(callback())
+        trainer_with(tmp_path).add_callback(callback())
 
 
 @pytest.mark.parametrize("monitor", ["eval_loss", "eval_f1", "loss", "grad_norm", "learning_rate", "my_score", "value"])
 def test_a_monitor_that_may_be_logged(monitor, tmp_path):
     """Nothing is said of it."""
-    trainer_of(tmp_path, EarlyStopping(monitor), ModelCheckpoint(filename=f"{{epoch}}-{{{monitor}}}"))
+    trainer_with(tmp_path, EarlyStopping(monitor), ModelCheckpoint(filename=f"{{epoch}}-{{{monitor}}}"))
 
 
 def test_a_monitor_that_the_script_logs(tmp_path):
@@ -606,7 +606,7 @@ def test_a_monitor_that_the_script_logs(tmp_path):
             pl_trainer.callback_metrics["val_loss"] = pl_trainer.callback_metrics["eval_loss"]
 
     with pytest.warns(HFCompatWarning, match="unless your code logs the other"):
-        trainer = trainer_of(tmp_path, Logs(), EarlyStopping("val_loss"))
+        trainer = trainer_with(tmp_path, Logs(), EarlyStopping("val_loss"))
     trainer.train()
 
 
@@ -614,6 +614,6 @@ def test_a_missing_monitor_ends_the_run(tmp_path):
     """Lightning's errors say which names there are."""
     for callback in (EarlyStopping("val_loss"), ModelCheckpoint(str(tmp_path), monitor="val_loss")):
         with pytest.warns(HFCompatWarning, match="val_loss"):
-            trainer = trainer_of(tmp_path, callback)
+            trainer = trainer_with(tmp_path, callback)
         with pytest.raises((RuntimeError, MisconfigurationException), match=r"val_loss.*eval_loss"):
             trainer.train()

@@ -496,40 +496,42 @@ GPU_OR_WORKERS = {
 
 MISTAKES |= {
     "an id with a dimension too many": (
-        lambda *run: train(
+        lambda *run: train_two_steps(
             *run, model=bert_classifier(), rows=[{"input_ids": torch.tensor([[5, 6]]), "labels": 1}] * 8
         ),
         r"^`input_ids`: of shape \(8, 1, 2\), .* Tokenize without `return_tensors='pt'` in the dataset",
     ),
     "an id with a dimension too few": (
-        lambda *run: train(*run, model=bert_classifier(), rows=[{"input_ids": 5, "labels": 1}] * 8),
+        lambda *run: train_two_steps(*run, model=bert_classifier(), rows=[{"input_ids": 5, "labels": 1}] * 8),
         r"^`input_ids`: of shape \(8,\), .* Let a sample be a list of ids",
     ),
     "a loss that is not created": (
-        lambda *run: train(*run, model=Scores(lambda *given: nn.CrossEntropyLoss(*given))),
+        lambda *run: train_two_steps(*run, model=Scores(lambda *given: nn.CrossEntropyLoss(*given))),
         r"^A loss is created first .*`nn.CrossEntropyLoss\(\)\(logits, labels\)`",
     ),
     "a last batch of one sample": (
-        lambda *run: train(*run, model=Normed(), rows=VECTORS[:3], fields={"per_device_train_batch_size": 2}),
+        lambda *run: train_two_steps(*run, model=Normed(), rows=VECTORS[:3], fields={"per_device_train_batch_size": 2}),
         "`dataloader_drop_last=True`",
     ),
     "labels without the dimension of logits": (
-        lambda *run: train(*run, model=Scores(nn.functional.binary_cross_entropy_with_logits, 1), rows=FLOATS),
+        lambda *run: train_two_steps(
+            *run, model=Scores(nn.functional.binary_cross_entropy_with_logits, 1), rows=FLOATS
+        ),
         r"`logits.squeeze\(-1\)`, or `labels.unsqueeze\(-1\)`",
     ),
     "floats as classes": (
-        lambda *run: train(*run, model=Scores(nn.functional.cross_entropy), rows=FLOATS),
+        lambda *run: train_two_steps(*run, model=Scores(nn.functional.cross_entropy), rows=FLOATS),
         r"^`labels`: of torch.float32 and shape \(8,\), but this loss takes numbers of classes. .*`labels.long\(\)`",
     ),
     "classes as floats": (
-        lambda *run: train(
+        lambda *run: train_two_steps(
             *run,
             model=Scores(lambda logits, labels: nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels)),
         ),
         r"^`labels`: of torch.int64 and shape \(8,\), but this loss takes floats. .*`labels.float\(\)`",
     ),
     "several classes a sample": (
-        lambda *run: train(
+        lambda *run: train_two_steps(
             *run,
             model=Scores(nn.functional.cross_entropy),
             rows=[{"features": row["features"], "labels": [0, 0, 1]} for row in VECTORS],
@@ -537,7 +539,9 @@ MISTAKES |= {
         r"^`labels`: of torch.int64 and shape \(8, 3\), but this loss takes one class .*`labels.argmax\(-1\)`",
     ),
     "label smoothing without logits": (
-        lambda *run: train(*run, model=WithConfig(nn.functional.cross_entropy), fields={"label_smoothing_factor": 0.1}),
+        lambda *run: train_two_steps(
+            *run, model=WithConfig(nn.functional.cross_entropy), fields={"label_smoothing_factor": 0.1}
+        ),
         "^`label_smoothing_factor=0.1`: .* Let it return `logits` without them, or set 0",
     ),
     "logits compared with classes": (
@@ -570,7 +574,10 @@ MISTAKES |= {
         lambda *run: evaluate(*run, model=Grows(), fields={"per_device_eval_batch_size": 4}, **METRICS),
         "^`preprocess_logits_for_metrics`: the predictions of batches differ in their third dimension",
     ),
-    **{name: (partial(train, model=Raises(RuntimeError(text))), note) for name, (text, note) in GPU_OR_WORKERS.items()},
+    **{
+        name: (partial(train_two_steps, model=Raises(RuntimeError(text))), note)
+        for name, (text, note) in GPU_OR_WORKERS.items()
+    },
 }
 
 
@@ -612,9 +619,9 @@ def test_a_tokenizer_that_is_not_loaded(tmp_path):
         (transformers.BertTokenizer, "the class BertTokenizer: .* Pass `BertTokenizer.from_pretrained", TypeError),
     ):
         with pytest.raises(error, match="save_pretrained"):
-            train(transformers, tmp_path, fields=fields, processing_class=given)
+            train_two_steps(transformers, tmp_path, fields=fields, processing_class=given)
         with pytest.warns(HFCompatWarning, match=f"`processing_class` is {found}"):
-            trainer = trainer_of(hf_compat, tmp_path, fields=fields, processing_class=given)
+            trainer = two_step_trainer(hf_compat, tmp_path, fields=fields, processing_class=given)
         with pytest.raises(error, match="save_pretrained"):
             trainer.train()
         assert trainer.state.global_step == 2
@@ -624,9 +631,9 @@ def test_classes_in_the_place_of_instances(tmp_path):
     """A collator, or the training arguments: the error is of transformers' class and comes with the constructor."""
     collator = transformers.DataCollatorWithPadding
     with pytest.raises(TypeError):
-        train(transformers, tmp_path, model=bert_classifier(), rows=TOKENS, data_collator=collator)
+        train_two_steps(transformers, tmp_path, model=bert_classifier(), rows=TOKENS, data_collator=collator)
     with pytest.raises(TypeError, match=r"^`data_collator`: DataCollatorWithPadding is a class. Pass an instance"):
-        trainer_of(hf_compat, tmp_path, model=bert_classifier(), rows=TOKENS, data_collator=collator)
+        two_step_trainer(hf_compat, tmp_path, model=bert_classifier(), rows=TOKENS, data_collator=collator)
     for args, found in ((hf_compat.TrainingArguments, "the class TrainingArguments"), ("out", "an object of type str")):
         with pytest.raises(AttributeError):
             transformers.Trainer(PlainModel(), args)
