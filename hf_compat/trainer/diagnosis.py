@@ -423,8 +423,8 @@ _ADVICE = {
     "`nn.CrossEntropyLoss()(logits, labels)`. In a condition take `.any()`, `.all()` or `is None`.",
     r"Expected more than 1 value per channel when training": "`BatchNorm` cannot train on one sample, which the last "
     "batch of an epoch has. Set `dataloader_drop_last=True`, or another `per_device_train_batch_size`.",
-    r"Target size \(.*\) must be the same as input size": "Logits and `labels` have other shapes. Pass the loss "
-    "`logits.squeeze(-1)`, or `labels.unsqueeze(-1)`.",
+    r"Target size \(torch.Size\(\[(\d+)\]\)\) must be the same as input size \(torch.Size\(\[\1, 1\]\)\)": "Logits "
+    "have a dimension that `labels` lack. Pass the loss `logits.squeeze(-1)`, or `labels.unsqueeze(-1)`.",
     r"cannot pin 'torch\.(cuda|xpu)": "`dataloader_pin_memory=True`: the dataset or the collator returns tensors of a "
     "GPU. Leave them on the CPU, from where the Trainer moves them, or set it to False.",
     r"Cannot re-initialize CUDA in forked subprocess": "`dataloader_num_workers`: the dataset or the collator uses the "
