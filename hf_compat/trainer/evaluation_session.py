@@ -15,7 +15,7 @@ from hf_compat.errors import DataError, LossError, MetricsError, described
 from hf_compat.metrics import denumpify_detensorize, has_length
 from hf_compat.nested import Nested, find_batch_size, leaves, map_nested
 from hf_compat.optim.losses import loss_logits_and_labels
-from hf_compat.overriding import WarnOnce
+from hf_compat.overriding import WarnOnce, is_ours
 from hf_compat.trainer.outputs import (
     PAD_INDEX,
     EvalAccumulator,
@@ -228,6 +228,8 @@ class EvaluationSession:
             EvalAccumulator(args.eval_do_concat_batches) for _ in range(4)
         )
         self.gradients = torch.is_grad_enabled()
+        # Ours are in memory of their own, which is written to no more; a compute_metrics may write to what it gets.
+        self._views_losses = args.eval_do_concat_batches and not self._per_batch
         self._observed = 0
         self._steps = 0
         self._metrics: dict[str, Any] | None = None
@@ -248,7 +250,8 @@ class EvaluationSession:
         if losses is not None:
             # One value per sample, so that the mean weights each batch by its size.
             size: Any = observed if self._weighs_by_samples and observed else self.batch_size
-            losses = trainer.gather_function(losses.repeat(size))
+            is_own = self._views_losses and losses.ndim == 0 and is_ours(trainer.prediction_step)
+            losses = trainer.gather_function(losses.expand(size) if is_own else losses.repeat(size))
             self._losses.add(losses)
         if self._stream is not None:
             logits = self._update_stream(self._stream, logits, labels)

@@ -148,12 +148,12 @@ class _Run:
     Each has a dimension at least.
 
     Args:
-        dtype: Their type.
+        kind: What they have in common, by :func:`_kind`.
         pad_index: What shorter batches are padded with.
     """
 
-    def __init__(self, dtype: torch.dtype, pad_index: int) -> None:
-        self._dtype, self._pad_index = dtype, pad_index
+    def __init__(self, kind: tuple[Any, ...], pad_index: int) -> None:
+        self.kind, self._pad_index = kind, pad_index
         self._blocks: list[Tensor] = []
         self._parts: list[list[tuple[int, torch.Size]]] = []
         """Of each block: how many rows of which shape are in it, in order."""
@@ -163,28 +163,25 @@ class _Run:
     @classmethod
     def of(cls, tensor: Tensor, pad_index: int) -> _Run:
         """Return a run of ``tensor`` alone, which is not copied."""
-        run = cls(tensor.dtype, pad_index)
+        run = cls(_kind(tensor), pad_index)
         run._blocks, run._parts = [tensor.reshape(-1)], [[(len(tensor), tensor.shape[1:])]]
         run._used = run._total = tensor.numel()
         return run
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """The properties that tensors must share with those of the run: dtype, dimensions, trailing shape."""
-        _, shape = self._parts[0][0]
-        return self._dtype, 1 + len(shape), tuple(shape[1:])
 
     def add(self, tensor: Tensor) -> None:
         """Add a copy of ``tensor``, which may be on any device."""
         begin, count = self._used, tensor.numel()
         if not self._blocks or begin + count > len(self._blocks[-1]):
             size = max(count, self._total // _BLOCKS_AT_LEAST) * tensor.itemsize
-            self._blocks.append(torch.frombuffer(mapped(max(size, _SMALLEST_BLOCK)), dtype=self._dtype))
+            self._blocks.append(torch.frombuffer(mapped(max(size, _SMALLEST_BLOCK)), dtype=self.kind[0]))
             self._parts.append([])
             begin = 0
         self._used = begin + count
         self._total += count
-        self._blocks[-1][begin : self._used].view(tensor.shape).copy_(tensor.detach())
+        place = self._blocks[-1][begin : self._used]
+        (place if tensor.ndim == 1 else place.view(tensor.shape)).copy_(
+            tensor.detach() if tensor.requires_grad else tensor
+        )
         parts, rows, shape = self._parts[-1], tensor.shape[0], tensor.shape[1:]
         if parts and parts[-1][1] == shape:
             parts[-1] = parts[-1][0] + rows, shape
@@ -210,7 +207,7 @@ class _Run:
         shape = [sum(rows for rows, _ in found), *found[0][1]]
         if len(shape) > 1:
             shape[1] = max(shape[0] for _, shape in found)
-        joined, start = torch.empty(shape, dtype=self._dtype), 0
+        joined, start = torch.empty(shape, dtype=self.kind[0]), 0
         for tensor in self.take():
             part = joined[start : start + len(tensor)]
             if tensor.shape[1:2] != part.shape[1:2]:
@@ -244,9 +241,10 @@ class _Rows:
         self._is_scalar = tensor.ndim == 0 and not self._batches
         self._batches += 1
         tensor = tensor if tensor.ndim else tensor[None]
+        kind = _kind(tensor)
         if self._tensors is None:
-            self._tensors = _Run(tensor.dtype, self._pad_index)
-        elif self._tensors.kind != _kind(tensor):
+            self._tensors = _Run(kind, self._pad_index)
+        elif self._tensors.kind != kind:
             # The result depends on the order, so that there is one tensor at a time, as upstream.
             pair = [self._tensors.joined(), tensor.cpu()]
             joined = _concatenate_leaves(pair, self._pad_index, torch.cat, _full_tensor)
@@ -259,9 +257,10 @@ class _Rows:
         tensors, self._tensors = self._tensors, None
         if tensors is None:
             return
+        kind = (_array_type(tensors.kind[0]), *tensors.kind[1:])
         if self._arrays is None:
-            self._arrays = _Run(_array_type(tensors.kind[0]), self._pad_index)
-        elif self._arrays.kind[1:] != tensors.kind[1:] or self._arrays.kind[0] != _array_type(tensors.kind[0]):
+            self._arrays = _Run(kind, self._pad_index)
+        elif self._arrays.kind != kind:
             pair = [_to_array(run.joined()) for run in (self._arrays, tensors)]
             joined = _concatenate_leaves(pair, self._pad_index, np.concatenate, _full_array)
             self._arrays = _Run.of(torch.from_numpy(joined), self._pad_index)
