@@ -173,7 +173,7 @@ class TrainerState(metaclass=CountsCounterparts):
     stateful_callbacks: Any = None
     """Class name → state. The constructor also takes the objects themselves, see :class:`ExportableState`."""
 
-    _missing = frozenset[str]()  # not a field: those without a value in the file that the state was read from
+    _missing = frozenset[str]()  # not a field: those set by a run that are not in the file of an older release
 
     def __post_init__(self) -> None:
         if self.log_history is None:  # None in a call or a file means an empty history
@@ -217,7 +217,8 @@ class TrainerState(metaclass=CountsCounterparts):
                 "%s: ignored the unknown fields %s, written by another release.", json_path, ", ".join(unknown)
             )
         state = cls(**{name: value for name, value in content.items() if name in known})
-        state._missing = frozenset(known - {name for name, value in content.items() if value is not None})
+        if missing := frozenset(_SET_BY_RUN) - content.keys():  # else `vars` of a state are its fields
+            state._missing = missing
         return state
 
     def take_missing(self, before: TrainerState) -> list[str]:
@@ -226,7 +227,8 @@ class TrainerState(metaclass=CountsCounterparts):
         Args:
             before: The state of the run before it read the file.
         """
-        names = [name for name in _SET_BY_RUN if name in self._missing]
+        missing = vars(self).pop("_missing", ())
+        names = [name for name in _SET_BY_RUN if name in missing or getattr(self, name) is None]
         for name in names:
             setattr(self, name, getattr(before, name))
         return names

@@ -81,6 +81,7 @@ class UpdateLoop(TrainingLoop):
         (_, hooks, trainer), lightning, done = self._fit, self.hooks, self.steps.completed
         window, index = self.begin_batch(window)
 
+        trainer.accelerator.sync_gradients = window.is_complete and len(window.batches) == 1  # of its first batch
         lightning.begin("on_train_batch_start", window, index)  # the user's Lightning callbacks
         if hooks.counts_tokens_ahead:
             trainer._track_num_input_tokens(window.batches[0])

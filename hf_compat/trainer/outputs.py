@@ -47,13 +47,13 @@ def nested_numpify(tensors: object) -> Any:
     """Return ``tensors``, however nested, as numpy arrays; bfloat16, which numpy does not have, as float32.
 
     Raises:
-        LossError: If a leaf is not a tensor.
+        LossError: If a leaf is not a tensor, or sparse.
     """
     return map_nested(_to_array, tensors)
 
 
 def _to_array(leaf: object) -> np.ndarray[Any, Any]:
-    if not isinstance(leaf, Tensor):
+    if not (isinstance(leaf, Tensor) and leaf.layout is torch.strided):
         raise _not_a_tensor(leaf)
     tensor = leaf.cpu()
     array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -61,14 +61,15 @@ def _to_array(leaf: object) -> np.ndarray[Any, Any]:
 
 
 def _not_a_tensor(leaf: object) -> LossError:
+    what = f"tensor of layout {leaf.layout}" if isinstance(leaf, Tensor) else type(leaf).__name__
     return LossError(
-        f"The model's output holds a {type(leaf).__name__}, but only tensors can be accumulated: return "
-        "tensors, or add its key to `ignore_keys`."
+        f"The model's output holds a {what}, but only tensors can be accumulated, and none that is sparse: return "
+        "such tensors, or add its key to `ignore_keys`."
     )
 
 
 def _not_alike(first: str, other: object) -> DataError:
-    return DataError(
+    return DataError.also(AssertionError)(
         f"The model returned a {first} for one batch and a {type(other).__name__} for another: "
         "return outputs of the same structure for all batches."
     )
@@ -236,8 +237,9 @@ class _Rows:
 
     def add(self, tensor: object) -> None:
         """Add the output of one batch, a tensor on any device."""
-        if not isinstance(tensor, Tensor):
-            raise _not_alike("Tensor", tensor) if self._batches else _not_a_tensor(tensor)
+        if not (isinstance(tensor, Tensor) and tensor.layout is torch.strided):
+            is_other = self._batches and not isinstance(tensor, Tensor)
+            raise _not_alike("Tensor", tensor) if is_other else _not_a_tensor(tensor)
         self._is_scalar = tensor.ndim == 0 and not self._batches
         self._batches += 1
         tensor = tensor if tensor.ndim else tensor[None]
