@@ -13,7 +13,13 @@ from torch.optim import Optimizer
 from hf_compat.engine.internals.strategies import replace_optimizer
 from hf_compat.errors import NoOptimizerError, TrainerSetupError
 from hf_compat.memory import WeakAttribute
-from hf_compat.optim.optimizers import keep_embeddings_in_32_bits, leave_step_to_backward, notices, updates_in_backward
+from hf_compat.optim.optimizers import (
+    check_backward,
+    keep_embeddings_in_32_bits,
+    leave_step_to_backward,
+    notices,
+    updates_in_backward,
+)
 from hf_compat.optim.prepared import groups_by_mesh, parameter_groups, prepare_optimizer, unwrap_optimizer
 from hf_compat.optim.schedulers import build_scheduler, steps_on_metric
 from hf_compat.overriding import call_override, check_returned
@@ -223,6 +229,8 @@ def create_optimizer(trainer: Trainer, model: nn.Module | None) -> None:
     trainer.optimizer = _instantiate(trainer, chosen, kwargs, groups, target)
     if "bitsandbytes" in str(chosen) and kwargs.get("optim_bits") == 8:
         keep_embeddings_in_32_bits(target)
+    is_scaled, by_engine = trainer.accelerator.scaler is not None, trainer.lightning_backend.traits.has_engine
+    check_backward(args, trainer.optimizer, is_scaled=is_scaled, by_engine=by_engine)
     if hasattr(trainer.optimizer, "fused_backward"):
         leave_step_to_backward(trainer.optimizer)
     for notice in notices(args, trainer.optimizer, trainer.semantics):
