@@ -8,10 +8,11 @@ import threading
 import pytest
 import torch
 
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer
 from hf_compat.memory import TrainerMemoryTracker
 from tests.support import helpers
 from tests.support.processes import PATIENCE
+from tests.support.trainers import arguments
 
 MEBIBYTE = 1 << 20
 
@@ -91,9 +92,7 @@ def test_methods_of_other_names_name_the_stage():
 def test_a_failed_training_can_be_evaluated(tmp_path):
     """A training that fails leaves no stage behind: the next evaluation reports its memory."""
     rows = helpers.ListDataset(helpers.vector_rows(4))
-    args = TrainingArguments(
-        str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, skip_memory_metrics=False
-    )
+    args = arguments(tmp_path, skip_memory_metrics=False)
     trainer = Trainer(helpers.PlainModel(), args, train_dataset=rows, eval_dataset=rows)
     trainer.compute_loss_func = lambda *_, **__: torch.tensor(1.0)  # not differentiable
     with pytest.raises(RuntimeError):

@@ -15,6 +15,7 @@ from hf_compat.arguments.fields import declared
 from hf_compat.tools.explain import fields_read, readers_of
 from tests.support.helpers import PlainModel
 from tests.support.paths import FACTS_FOLDER
+from tests.support.trainers import arguments
 
 ROOT = Path(hf_compat.__file__).parent
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
@@ -118,7 +119,7 @@ def test_a_method_of_a_contract_is_short(module):
 
 def test_what_an_instance_keeps_for_itself(tmp_path):
     """Besides upstream's attributes an instance has six objects, each with a job."""
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
+    args = arguments(tmp_path)
     trainer = Trainer(PlainModel(), args)
     _ = trainer.current_flos
     assert {name for name in vars(trainer) if name not in UPSTREAM and name not in OURS} == KEPT

@@ -11,6 +11,7 @@ from hf_compat.arguments.deepspeed import DeepSpeedPlugin, HfTrainerDeepSpeedCon
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import RunState
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.trainers import new_trainer
 
 
 class WithScalar(PlainModel):
@@ -21,30 +22,18 @@ class WithScalar(PlainModel):
         return outputs | {"balance": outputs["logits"].mean()}
 
 
-def trainer_of(tmp_path, kind=Trainer, *, model=None, **settings):
-    """Return a Trainer that evaluates 7 samples in batches of 3, the last one partial."""
-    args = TrainingArguments(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
-        save_strategy="no",
-        per_device_eval_batch_size=3,
-        **settings,
-    )
-    rows = ListDataset(vector_rows(8))
-    return kind(
-        model or PlainModel(),
-        args,
-        train_dataset=rows,
-        eval_dataset=ListDataset(vector_rows(7)),
-        compute_metrics=lambda prediction: {"count": len(prediction.label_ids)},
-    )
+def counting_trainer(tmp_path, kind=Trainer, **fields):
+    """Return a Trainer that counts the 7 samples it evaluates, in batches of 3, the last one partial."""
+    given = {
+        "eval_dataset": ListDataset(vector_rows(7)),
+        "compute_metrics": lambda prediction: {"count": len(prediction.label_ids)},
+    }
+    return new_trainer(tmp_path, kind, given=given, save_strategy="no", per_device_eval_batch_size=3, **fields)
 
 
 def test_outputs_without_dimensions_pass_a_partial_last_batch(tmp_path):
     """A number among a model's outputs cannot be trimmed, so the batch is kept as it is."""
-    assert trainer_of(tmp_path, model=WithScalar()).evaluate()["eval_count"] == 7
+    assert counting_trainer(tmp_path, model=WithScalar()).evaluate()["eval_count"] == 7
 
 
 def test_training_gathers_whole_batches_after_an_evaluation(tmp_path):
@@ -59,14 +48,14 @@ def test_training_gathers_whole_batches_after_an_evaluation(tmp_path):
             return (loss, outputs) if return_outputs else loss
 
     settings = {"max_steps": 4, "per_device_train_batch_size": 2, "eval_strategy": "steps", "eval_steps": 2}
-    trainer_of(tmp_path, Gathers, **settings).train()
+    counting_trainer(tmp_path, Gathers, **settings).train()
     assert gathered == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("at_end", [False, True], ids=["within the pass", "on the last batch"])
 def test_only_the_last_batch_is_trimmed(tmp_path, at_end):
     """A batch is cut to the samples that the data set has left, on the last batch alone."""
-    trainer = trainer_of(tmp_path)
+    trainer = counting_trainer(tmp_path)
     accelerator, loaders = trainer.accelerator, trainer.lightning_backend.loaders
 
     class Followed:
@@ -110,7 +99,7 @@ def test_kinds_of_processes_have_accelerates_names(tmp_path, case):
     launch = Launch(world_size=size, local_world_size=size)
     fsdp = FsdpVersion(asked["fsdp"]) if "fsdp" in asked else None
     state = RunState(torch.device(device), launch, deepspeed_plugin=plugin, fsdp_plugin=fsdp)
-    accelerator = Accelerator(launch, state, AcceleratorConfig(), trainer_of(tmp_path).lightning_backend)
+    accelerator = Accelerator(launch, state, AcceleratorConfig(), counting_trainer(tmp_path).lightning_backend)
     theirs = pytest.importorskip("accelerate").DistributedType[name]
     assert accelerator.distributed_type == accelerator.state.distributed_type == theirs
     assert f"{accelerator.distributed_type} {accelerator.distributed_type!s}" == f"{theirs} {theirs!s}"

@@ -14,7 +14,7 @@ from tests.support.accelerator_members import CALLS, OF_GRADIENTS, VALUES, answe
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import SCRIPTS
 from tests.support.processes import forked_ranks
-from tests.support.trainers import new_trainer
+from tests.support.trainers import arguments, new_trainer
 
 accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -183,7 +183,7 @@ def test_lomo_backward_with_lomo(tmp_path, ours):
             return loss.detach()
 
     model = PlainModel()
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     rows = ListDataset(vector_rows(8))
     trainer = Updates(model, args, train_dataset=rows, optimizers=(Fused(model.parameters(), lr=0.1), None))
     trainer.train()
@@ -260,7 +260,7 @@ def test_steps_by_the_scaler(is_in_fit, tmp_path):
         found = scaled_steps((model, optimizer, schedule), accelerator.unscale_gradients, accelerator.backward)
         return found, accelerator.scaler.get_scale(), accelerator.optimizer_step_was_skipped
 
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     trainer = Scaled(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)), lightning={"plugins": [plugin]})
     trainer.in_fit = in_fit

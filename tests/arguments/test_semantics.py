@@ -23,7 +23,7 @@ from tests.support.helpers import (
     t5,
     vector_rows,
 )
-from tests.support.trainers import new_trainer
+from tests.support.trainers import arguments, new_trainer
 
 RELEASE_4 = "4.57.6"
 RELEASE_5 = "5.24.0"
@@ -124,11 +124,8 @@ class MeanOverBatch(torch.nn.Module):
 def gradient_norm(tmp_path, accumulate, **settings):
     """Return the first gradient norm of a run over the same 8 samples in ``accumulate`` batches."""
     rows = [{"features": [float(i), 1.0], "labels": i % 3} for i in range(8)]
-    args = TrainingArguments(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
+    args = arguments(
+        tmp_path,
         save_strategy="no",
         logging_steps=1,
         max_steps=1,
@@ -158,11 +155,8 @@ def test_warning_is_given_once_and_only_where_it_matters(tmp_path):
         warnings.simplefilter("error", HFCompatWarning)
         gradient_norm(tmp_path, 1)
     rows = ListDataset(labelled_rows(8))
-    args = TrainingArguments(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
+    args = arguments(
+        tmp_path,
         save_strategy="no",
         max_steps=1,
         per_device_train_batch_size=2,
@@ -223,30 +217,13 @@ def test_a_step_too_many_is_left_out_when_corrected(tmp_path, max_steps):
     """With all update steps made within an epoch, upstream makes one more; a corrected run makes none."""
 
     def steps(**settings):
-        args = TrainingArguments(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            disable_tqdm=True,
-            report_to="none",
-            save_steps=1,
-            max_steps=max_steps,
-            per_device_train_batch_size=2,
-            **settings,
-        )
+        args = arguments(tmp_path, save_steps=1, max_steps=max_steps, per_device_train_batch_size=2, **settings)
         trainer = Trainer(MeanOverBatch(), args, train_dataset=ListDataset(rows))
         return trainer.train(resume_from_checkpoint=max_steps > 0).global_step
 
     rows = [{"features": [float(i), 1.0], "labels": i % 3} for i in range(8)]
     if max_steps:
-        args = TrainingArguments(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            disable_tqdm=True,
-            report_to="none",
-            max_steps=max_steps,
-            save_steps=max_steps,
-            per_device_train_batch_size=2,
-        )
+        args = arguments(tmp_path, max_steps=max_steps, save_steps=max_steps, per_device_train_batch_size=2)
         Trainer(MeanOverBatch(), args, train_dataset=ListDataset(rows)).train()
     assert steps(semantics="corrected") == max_steps
     with pytest.warns(HFCompatWarning, match="makes one extra step"):
@@ -293,9 +270,7 @@ def test_train_loss_of_a_resumed_run(wish, counted, tmp_path):
     """The final ``train_loss`` is the sum of this session's losses over its own update steps, or over all of them."""
     settings = {"logging_steps": 1, "save_steps": 2, "per_device_train_batch_size": 4, "semantics": wish}
     for steps, resume in ((2, None), (4, str(tmp_path / "checkpoint-2"))):
-        args = TrainingArguments(
-            str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=steps, **settings
-        )
+        args = arguments(tmp_path, max_steps=steps, **settings)
         torch.manual_seed(0)
         trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
         output = trainer.train(resume_from_checkpoint=resume)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from hf_compat import HFCompatWarning, Trainer, TrainingArguments
+from hf_compat import HFCompatWarning, Trainer
 from hf_compat.arguments.releases import installed_release
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.trainers import arguments
 
 LOST = {
     "grokadamw": ("grokadamw", "GrokAdamW keeps its averages in `param_groups`"),
@@ -28,10 +29,16 @@ def weights_after(optim, folder, resume=None, **fields):
     torch.manual_seed(0)
     projected = {"optim_target_modules": ["body"], "optim_args": "rank=2,update_proj_gap=2"}
     fields |= projected if "_adamw" in optim and optim != "adamw_torch" else {}
-    args = TrainingArguments(
-        folder, optim=optim, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=0.01, use_cpu=True,
-        report_to="none", disable_tqdm=True, per_device_train_batch_size=2, **fields,
-    )  # fmt: skip
+    args = arguments(
+        folder,
+        optim=optim,
+        max_steps=4,
+        save_strategy="steps",
+        save_steps=2,
+        learning_rate=0.01,
+        per_device_train_batch_size=2,
+        **fields,
+    )
     trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(16)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -73,10 +80,7 @@ def test_parameters_of_a_loss_are_not_saved(fields, tmp_path):
     """A loss trains a weight of its own: its averages are in the file, the weight is nowhere; a run says so once."""
     model, scale = PlainModel(), torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.AdamW([*model.parameters(), scale], lr=0.01)
-    args = TrainingArguments(
-        tmp_path, max_steps=2, save_strategy="steps", save_steps=1, use_cpu=True, report_to="none",
-        disable_tqdm=True, **fields,
-    )  # fmt: skip
+    args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, **fields)
     trainer = Trainer(
         model,
         args,

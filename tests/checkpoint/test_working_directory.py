@@ -14,6 +14,7 @@ from tests.scripts.crash_script import Model, Rows
 from tests.support.checkpoints import contents_of
 from tests.support.held_writer import HeldWriter
 from tests.support.processes import PATIENCE
+from tests.support.trainers import arguments
 
 
 class Moves(TrainerCallback):
@@ -40,11 +41,8 @@ def train_elsewhere(folder, monkeypatch, kind=BestFirst, **fields):
         (folder / name).mkdir(parents=True)
     monkeypatch.chdir(folder / "here")
     torch.manual_seed(0)
-    args = TrainingArguments(
+    args = arguments(
         "out",
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
         per_device_train_batch_size=2,
         max_steps=6,
         eval_strategy="steps",

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentsError, SearchError, TrainerSetupError, UnsupportedArgumentsError
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.helpers import PlainModel
 from tests.support.paths import SCRIPTS
 from tests.support.processes import TORCHRUN, finish, start
+from tests.support.trainers import new_trainer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 
@@ -92,19 +92,14 @@ def test_one_process_fails(finished, what):
     assert written == (["checkpoint-3"] if what == "SIGTERM" else [])
 
 
-def trainer(folder, strategy, **keywords):
-    return Trainer(
-        None if "model_init" in keywords else PlainModel(),
-        TrainingArguments(str(folder), use_cpu=True, report_to="none", disable_tqdm=True),
-        train_dataset=ListDataset(vector_rows(4)),
-        lightning={"devices": 2, "strategy": strategy},
-        **keywords,
-    )
+def spawning_trainer(folder, strategy, **given):
+    """Return a Trainer that starts two processes by ``strategy``."""
+    return new_trainer(folder, given={"lightning": {"devices": 2, "strategy": strategy}, **given})
 
 
 def test_trainer_that_cannot_be_pickled(tmp_path):
     """A function that the processes could not find is named before any is started."""
-    unpicklable = trainer(tmp_path, "ddp_spawn", compute_metrics=lambda prediction: {})
+    unpicklable = spawning_trainer(tmp_path, "ddp_spawn", compute_metrics=lambda prediction: {})
     with pytest.raises(TrainerSetupError, match=r"lambda.*at module level.*ddp_fork"):
         unpicklable.train()
 
@@ -113,12 +108,12 @@ def test_search_in_one_process(tmp_path):
     """A search would start processes in each trial, and is refused."""
     pytest.importorskip("optuna")
     with pytest.raises(SearchError, match="starts 2"):
-        trainer(tmp_path, "ddp_fork", model_init=lambda: PlainModel()).hyperparameter_search(lambda trial: {})
+        spawning_trainer(tmp_path, "ddp_fork", model_init=lambda: PlainModel()).hyperparameter_search(lambda trial: {})
 
 
 def test_fork_of_a_process_that_uses_a_gpu(tmp_path, monkeypatch):
     """CUDA cannot be used in a forked process if this one uses it."""
-    forking = trainer(tmp_path, "ddp_fork")
+    forking = spawning_trainer(tmp_path, "ddp_fork")
     monkeypatch.setattr("hf_compat.trainer.launching.is_initialized", lambda device: True)
     with pytest.raises(TrainerSetupError, match="ddp_spawn"):
         forking.train()

@@ -16,11 +16,12 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hf_compat import HFCheckpointIO, HFCompatWarning, Trainer, TrainingArguments
+from hf_compat import HFCheckpointIO, HFCompatWarning, Trainer
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.errors import CheckpointError, TrainerSetupError
 from tests.scripts.crash_script import Model, Rows
 from tests.support.checkpoints import Trap
+from tests.support.trainers import arguments
 
 ROWS = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
 BATCHES = 6
@@ -375,9 +376,7 @@ def test_removing(tmp_path):
 
 def test_inside_our_trainer(tmp_path):
     """Given to our Trainer it serves the ModelCheckpoint among its callbacks, as in a pure Lightning run."""
-    args = TrainingArguments(
-        str(tmp_path / "out"), use_cpu=True, disable_tqdm=True, report_to="none", max_steps=4, save_strategy="no"
-    )
+    args = arguments(tmp_path / "out", max_steps=4, save_strategy="no")
     saving = ModelCheckpoint(tmp_path / "own", filename="{step}", every_n_train_steps=2, save_top_k=-1)
     lightning = {"plugins": [HFCheckpointIO("model")]}
     trainer = Trainer(Model(8), args, train_dataset=Rows(12, 1), callbacks=[saving], lightning=lightning)
@@ -392,7 +391,7 @@ def test_inside_our_trainer(tmp_path):
 def test_our_trainer_refuses_a_run_of_another_kind(three_epochs, tmp_path):
     """Our Trainer reads the weights; the optimizer of a pure Lightning run has other groups, which it says."""
     folder = three_epochs[2] / "6.ckpt"
-    args = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", max_steps=9)
+    args = arguments(tmp_path, max_steps=9)
     rows = [{"input_ids": torch.arange(4), "labels": torch.arange(4)} for _ in range(8)]
     trainer = Trainer(gpt2(), args, train_dataset=rows)
     with pytest.raises(CheckpointError, match="does not fit this run's"):

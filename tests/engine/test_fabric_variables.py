@@ -6,16 +6,15 @@ import pytest
 import torch
 from lightning.fabric import cli
 
-from hf_compat import Trainer, TrainingArguments
 from hf_compat.distributed.accelerators import wants_cpu
 from hf_compat.engine.keywords import FABRIC_VARIABLES
 from hf_compat.errors import ArgumentsError, TrainerSetupError
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.trainers import new_trainer
 
 
-def trainer(folder, lightning=None, **fields):
-    args = TrainingArguments(str(folder), **{"use_cpu": True, "report_to": "none", **fields})
-    return Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), lightning=lightning)
+def trainer_with(folder, lightning=None, **fields):
+    """Return a Trainer that is told what Lightning's is to be."""
+    return new_trainer(folder, rows=4, given={"lightning": lightning}, **fields)
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_what_the_command_says_is_done(tmp_path, command):
     command(accelerator="cpu", strategy="ddp", precision="bf16")
     assert wants_cpu(use_cpu=False)
     for keywords in (None, {"precision": "bf16-mixed", "devices": 1, "num_nodes": 1, "accelerator": "auto"}):
-        made = trainer(tmp_path, keywords)
+        made = trainer_with(tmp_path, keywords)
         assert (made.args.bf16, made.args.world_size) == (True, 1)
 
 
@@ -80,7 +79,7 @@ def test_what_the_command_cannot_say(tmp_path, command, options, keywords, field
     """The error names variable and value, beside reason and remedy."""
     command(**options)
     with pytest.raises((TrainerSetupError, ArgumentsError), match=f"(?s){told}"):
-        trainer(tmp_path, keywords, **fields)
+        trainer_with(tmp_path, keywords, **fields)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the precision is supported")
@@ -88,4 +87,4 @@ def test_precision_that_the_device_lacks(tmp_path, command):
     """An error about a field that the command has set names the variable."""
     command(precision="bf16-mixed")
     with pytest.raises(ArgumentsError, match=r"(?s)'bf16-mixed'.*doesn't support bf16.*`LT_PRECISION=bf16-mixed`"):
-        trainer(tmp_path, use_cpu=False)
+        trainer_with(tmp_path, use_cpu=False)

@@ -28,6 +28,7 @@ from tests.support.keyword_runs import (
     trainer_of_12,
     weights,
 )
+from tests.support.trainers import arguments
 
 DTYPES = {"64-true": torch.float64, 64: torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
@@ -52,7 +53,7 @@ def test_full_precision_is_the_default(tmp_path, precision):
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
 def test_mixed_precision_is_the_field(tmp_path, precision):
     """``"bf16-mixed"`` is ``bf16=True``: the same losses, in a copy of the arguments."""
-    given = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", logging_steps=1)
+    given = arguments(tmp_path, logging_steps=1)
     torch.manual_seed(0)
     model, rows = PlainModel(), ListDataset(vector_rows(12))
     named = Trainer(copy.deepcopy(model), given, train_dataset=rows, lightning={"precision": precision})

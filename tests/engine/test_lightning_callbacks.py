@@ -43,12 +43,13 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat import Trainer, TrainerCallback
 from hf_compat.engine.lightning_callbacks import NEVER_CALLED, OF_SANITY_CHECK, SUPPORT
 from hf_compat.engine.module import HFModule
 from hf_compat.errors import HFCompatWarning, TrainerSetupError
 from tests.support.helpers import CLASSES, WIDTH, ListDataset, vector_rows
 from tests.support.lightning_callbacks_page import PAGE, page
+from tests.support.trainers import new_trainer
 
 
 class TwoParts(nn.Module):
@@ -67,27 +68,15 @@ class TwoParts(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def trainer_with(tmp_path, *callbacks, **settings):
+def trainer_with(tmp_path, *callbacks, **fields):
     """Return a Trainer for 4 epochs of 3 update steps, with an evaluation every 2 and a checkpoint every 3 steps."""
-    settings = {
-        "num_train_epochs": 4,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "save_steps": 3,
-        "logging_steps": 1,
-        "learning_rate": 0.05,
-    } | settings
-    args = TrainingArguments(
-        str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", per_device_train_batch_size=4, **settings
-    )
-    return Trainer(
-        TwoParts(),
-        args,
-        train_dataset=ListDataset(vector_rows(12)),
-        eval_dataset=ListDataset(vector_rows(6, seed=1)),
-        callbacks=list(callbacks),
-        lightning={"logger": CSVLogger(tmp_path / "csv"), "log_every_n_steps": 1},
-    )
+    given = {
+        "eval_dataset": ListDataset(vector_rows(6, seed=1)),
+        "lightning": {"logger": CSVLogger(tmp_path / "csv"), "log_every_n_steps": 1},
+    }
+    steps = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 3, "logging_steps": 1}
+    settings = {"num_train_epochs": 4, "learning_rate": 0.05, "per_device_train_batch_size": 4, **steps, **fields}
+    return new_trainer(tmp_path, model=TwoParts(), rows=12, callbacks=callbacks, given=given, **settings)
 
 
 def trained_with(tmp_path, *callbacks, **settings):

@@ -28,6 +28,7 @@ from tests.support.helpers import PlainModel, vector_rows
 from tests.support.processes import PATIENCE
 from tests.support.tracker_files import read_aim, read_clearml, read_comet, read_mlflow, read_tensorboard, read_wandb
 from tests.support.tracker_steps import KINDS, READERS, cells
+from tests.support.trainers import arguments
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "tracker_run.py"
 HAS_KUBEFLOW = hasattr(integration_utils, "KubeflowCallback")
@@ -245,10 +246,7 @@ def test_each_trial_has_a_folder(tmp_path):
 def test_a_writer_of_ones_own(tmp_path):
     """A ``SummaryWriter`` given to the callback is the one that is written to."""
     writer_module = pytest.importorskip("torch.utils.tensorboard")
-    args = TrainingArguments(
-        str(tmp_path / "out"), max_steps=1, logging_steps=1, save_strategy="no", use_cpu=True, disable_tqdm=True,
-        report_to="none",
-    )  # fmt: skip
+    args = arguments(tmp_path / "out", max_steps=1, logging_steps=1, save_strategy="no")
     callback = TensorBoardCallback(writer_module.SummaryWriter(str(tmp_path / "mine")))
     Trainer(PlainModel(), args, train_dataset=vector_rows(8), callbacks=[callback]).train()
     assert list(Path(tmp_path, "mine").glob("events*"))

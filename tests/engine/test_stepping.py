@@ -23,6 +23,7 @@ from tests.support.helpers import (
     labelled_rows,
     vector_rows,
 )
+from tests.support.trainers import arguments
 
 HOOKS = (
     "on_train_epoch_start",
@@ -104,9 +105,7 @@ def accumulating(folder, **more):
         "save_strategy": "no",
         "semantics": "corrected",
     } | more
-    return hf_compat.TrainingArguments(
-        folder, per_device_train_batch_size=2, use_cpu=True, report_to="none", disable_tqdm=True, **more
-    )
+    return arguments(folder, per_device_train_batch_size=2, **more)
 
 
 def fit(folder, *callbacks, module, lightning=None, **more):

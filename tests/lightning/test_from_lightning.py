@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
-from tests.support.trainers import QUIET
+from tests.support.trainers import arguments
 
 
 class Module(lightning.LightningModule):
@@ -44,9 +44,8 @@ def test_a_run_of_plain_lightning_ends_with_the_same_weights(tmp_path):
         enable_model_summary=False,
     )
     plain.fit(Module(theirs), DataLoader(rows, 8, shuffle=False))
-    args = TrainingArguments(
-        str(tmp_path),
-        **QUIET,
+    args = arguments(
+        tmp_path,
         num_train_epochs=3,
         learning_rate=0.01,
         lr_scheduler_type="constant",

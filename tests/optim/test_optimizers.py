@@ -13,11 +13,12 @@ import transformers.trainer
 from transformers import Trainer
 from transformers.training_args import OptimizerNames
 
-from hf_compat import Trainer as HFCompatTrainer, TrainingArguments
+from hf_compat import Trainer as HFCompatTrainer
 from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.errors import ArgumentsError, MissingPackageError, UnsupportedArgumentsError
 from hf_compat.optim.optimizers import OPTIMIZERS, optimizer_class_and_kwargs
 from tests.support.optimizers import Settings, linears
+from tests.support.trainers import arguments
 
 KNOWN = {item.value for item in OptimizerNames}
 GONE = {"adamw_hf", "adamw_apex_fused"}
@@ -245,7 +246,7 @@ def test_errors(settings, text):
 def test_embeddings_of_8_bit_optimizers(tmp_path):
     """With bitsandbytes, 8 bits are kept of a large matrix, and all 32 of an embedding as large."""
     model = torch.nn.ModuleDict({"words": torch.nn.Embedding(1024, 8), "up": torch.nn.Linear(8, 1024)})
-    args = TrainingArguments(str(tmp_path), optim="adamw_bnb_8bit", use_cpu=True, report_to="none", disable_tqdm=True)
+    args = arguments(tmp_path, optim="adamw_bnb_8bit")
     optimizer = HFCompatTrainer(model, args).create_optimizer()
     model["up"](model["words"](torch.arange(4))).sum().backward()
     optimizer.step()
@@ -268,7 +269,7 @@ def test_factories(semantics, given, tmp_path):
         asked.append("groups")
         return torch.optim.SGD(*groups, **kwargs)
 
-    args = TrainingArguments(str(tmp_path), semantics=semantics, use_cpu=True, report_to="none", disable_tqdm=True)
+    args = arguments(tmp_path, semantics=semantics)
     trainer = HFCompatTrainer(torch.nn.Linear(2, 2), args, optimizer_cls_and_kwargs=(factory, {"lr": 0.5}))
     assert trainer.create_optimizer().defaults["lr"] == 0.5
     assert asked == [given]

@@ -13,6 +13,7 @@ from torch import nn
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.optim.prepared import prepare_optimizer, unwrap_optimizer
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.trainers import arguments
 
 CPU = torch.device("cpu")
 
@@ -187,9 +188,7 @@ def test_an_optimizer_outlives_its_trainer(tmp_path):
     model = PlainModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for steps in (1, 2):
-        args = TrainingArguments(
-            str(tmp_path), max_steps=steps, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True
-        )
+        args = arguments(tmp_path, max_steps=steps, save_strategy="no")
         trainer = Trainer(model, args, train_dataset=ListDataset(vector_rows(16)), optimizers=(optimizer, None))
         trainer.train()
         assert trainer.optimizer.optimizer is trainer.lr_scheduler.optimizer is optimizer

@@ -3,24 +3,18 @@
 import lightning.pytorch as pl
 import torch
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from hf_compat import TrainerCallback
+from tests.support.helpers import ListDataset, vector_rows
+from tests.support.trainers import new_trainer
 
 
-def trainer_of_12(folder, lightning=None, *, model=None, train=None, callbacks=None, **fields):
+def trainer_of_12(folder, lightning=None, *, train=None, **fields):
     """Return a Trainer of a plain model on 12 samples, 6 batches an epoch, and 9 for evaluation, 5 batches."""
     torch.manual_seed(0)
-    fields = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 2} | fields
-    fields = {"logging_steps": 1, "save_strategy": "no", "report_to": "none"} | fields
-    args = TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **fields)
-    return Trainer(
-        PlainModel() if model is None else model,
-        args,
-        train_dataset=ListDataset(vector_rows(12)) if train is None else train,
-        eval_dataset=ListDataset(vector_rows(9, seed=1)),
-        callbacks=callbacks,
-        lightning=lightning,
-    )
+    given = {"eval_dataset": ListDataset(vector_rows(9, seed=1)), "lightning": lightning}
+    batches = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2}
+    fields = {"num_train_epochs": 2, "logging_steps": 1, "save_strategy": "no", **batches, **fields}
+    return new_trainer(folder, rows=12, train_dataset=train, given=given, **fields)
 
 
 def train_alike(*trainers, **resume):

@@ -38,7 +38,7 @@ def new_trainer(
         folder: ``output_dir``.
         kind: The class of the Trainer. Default: the library's ``Trainer``.
         library: ``hf_compat`` or ``transformers``.
-        model: Default: a new ``PlainModel``.
+        model: Default: a new ``PlainModel``, unless there is a ``model_init``.
         rows: How many samples it trains on, and evaluates, if there is no ``train_dataset``.
         train_dataset: What it trains on, and evaluates.
         callbacks: The user's callbacks.
@@ -47,8 +47,10 @@ def new_trainer(
     """
     data = ListDataset(vector_rows(rows)) if train_dataset is None else train_dataset
     every = {"train_dataset": data, "eval_dataset": data, "callbacks": None if callbacks is None else list(callbacks)}
-    model = PlainModel() if model is None else model
-    return (kind or library.Trainer)(model, arguments(folder, library, **fields), **every | (given or {}))
+    every |= given or {}
+    if model is None and "model_init" not in every:
+        model = PlainModel()
+    return (kind or library.Trainer)(model, arguments(folder, library, **fields), **every)
 
 
 class Seeing(hf_compat.Trainer):

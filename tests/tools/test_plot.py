@@ -10,11 +10,12 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
-from hf_compat import Trainer, TrainingArguments, cli
+import hf_compat
+from hf_compat import cli
 from hf_compat.errors import CheckpointError
 from hf_compat.tools.plot.drawing import smoothed, usual_weight
 from hf_compat.tools.plot.history import panels_of, read_histories, read_history
-from tests.support import helpers
+from tests.support.trainers import new_trainer
 
 
 @pytest.fixture
@@ -33,23 +34,12 @@ def losses(*values, every=1):
     return [{"loss": value, "step": every * (index + 1)} for index, value in enumerate(values)]
 
 
-def train_and_evaluate(kind, arguments, folder, *, resume=None, **fields):
-    args = arguments(
-        str(folder),
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        per_device_train_batch_size=4,
-        logging_steps=1,
-        save_steps=2,
-        eval_steps=2,
-        eval_strategy="steps",
-        metric_for_best_model="loss",
-        **fields,
-    )
-    data = helpers.ListDataset(helpers.vector_rows(24))
+def train_and_evaluate(library, folder, *, resume=None, **fields):
+    """Train, and save the state, which has evaluations."""
+    cadence = {"logging_steps": 1, "save_steps": 2, "eval_steps": 2, "eval_strategy": "steps"}
+    fields = {"per_device_train_batch_size": 4, "metric_for_best_model": "loss", **cadence, **fields}
     torch.manual_seed(0)
-    trainer = kind(helpers.PlainModel(), args, train_dataset=data, eval_dataset=data)
+    trainer = new_trainer(folder, library=library, rows=24, **fields)
     trainer.train(resume_from_checkpoint=resume and str(resume))
     trainer.save_state()
 
@@ -60,10 +50,10 @@ def train_and_evaluate(kind, arguments, folder, *, resume=None, **fields):
 def test_a_run_of_either_trainer(tmp_path):
     """Curves, the best step and the step it was resumed from are read off a run of ours and of transformers'."""
     transformers = pytest.importorskip("transformers")
-    kinds = {"ours": (Trainer, TrainingArguments), "upstream": (transformers.Trainer, transformers.TrainingArguments)}
-    for name, (kind, arguments) in kinds.items():
-        train_and_evaluate(kind, arguments, tmp_path / name, max_steps=6)
-        train_and_evaluate(kind, arguments, tmp_path / name, max_steps=6, resume=tmp_path / name / "checkpoint-4")
+    libraries = {"ours": hf_compat, "upstream": transformers}
+    for name, library in libraries.items():
+        train_and_evaluate(library, tmp_path / name, max_steps=6)
+        train_and_evaluate(library, tmp_path / name, max_steps=6, resume=tmp_path / name / "checkpoint-4")
     ours, upstream = read_histories([tmp_path / "ours", tmp_path / "upstream"])
     assert ours.series == upstream.series
     assert set(ours.series) == {"loss", "grad_norm", "learning_rate", "eval_loss"}

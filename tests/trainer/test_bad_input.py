@@ -45,13 +45,12 @@ from hf_compat.errors import (
 )
 from hf_compat.trainer.outputs import EvalLoopOutput
 from tests.support.helpers import WIDTH, ListDataset, PlainModel, Stream, vector_rows
+from tests.support.trainers import QUIET, arguments, new_trainer
 
-QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
 
-
-def trainer_of(tmp_path, *, model=None, train=None, **settings):
-    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, **settings)
-    return Trainer(model or PlainModel(), args, train_dataset=ListDataset(vector_rows(4)) if train is None else train)
+def trainer_of_four(tmp_path, *, model=None, train=None, **fields):
+    """Return a Trainer of four samples, and of none to evaluate."""
+    return new_trainer(tmp_path, model=model, rows=4, train_dataset=train, given={"eval_dataset": None}, **fields)
 
 
 class Pretrained(PlainModel):
@@ -71,7 +70,7 @@ class Pretrained(PlainModel):
 def test_no_model(tmp_path):
     """Neither a model nor a way to make one."""
     with pytest.raises(TrainerSetupError, match="`model=None`"):
-        Trainer(args=TrainingArguments(output_dir=str(tmp_path), **QUIET))
+        Trainer(args=arguments(tmp_path))
 
 
 def with_attention(attention):
@@ -108,7 +107,7 @@ def test_models_that_the_strategy_does_not_support(build, place, fields, message
         return ProcessLayout(args.launch, **place)
 
     monkeypatch.setattr("hf_compat.engine.backend.place_run", place_run)
-    args = TrainingArguments(str(tmp_path), **QUIET, **fields)
+    args = arguments(tmp_path, **fields)
     with pytest.raises(TrainerSetupError, match=message):
         Trainer(args=args, **{name: build() if name == "model" else lambda: build()})
 
@@ -131,7 +130,7 @@ def test_models_that_the_strategy_does_not_support(build, place, fields, message
 )
 def test_what_is_no_model(model, message, tmp_path):
     """A class, a name or anything else that cannot be trained, passed as a model or returned by ``model_init``."""
-    args = TrainingArguments(output_dir=str(tmp_path), **QUIET)
+    args = arguments(tmp_path)
     with pytest.raises(ModelError, match=message):
         Trainer(model, args)
     with pytest.raises(ModelInitError, match=message.removeprefix("`model`: ")):
@@ -167,7 +166,7 @@ class Mixed(pl.LightningModule, PlainModel):
 @pytest.mark.parametrize("fields", [{}, {"remove_unused_columns": False}], ids=["used columns", "all columns"])
 def test_a_lightning_module(fields, tmp_path):
     """One without a ``forward`` is named as the Trainer is made, by an error of upstream's types."""
-    args = TrainingArguments(str(tmp_path), **QUIET, **fields)
+    args = arguments(tmp_path, **fields)
     rows = ListDataset(vector_rows(4))
     told = r"^`model`: Ported is a LightningModule. Pass an nn.Module whose .* the page 'Coming from Lightning' "
     for given in ({"model": Ported()}, {"model_init": Ported}):
@@ -192,7 +191,7 @@ def test_a_lightning_module_that_trains(made, tmp_path):
     if made == "assigned":
         model.forward = lambda features, labels=None: {"loss": model.layer(features).mean()}
     kind = Calls if made == "by the Trainer" else Trainer
-    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1, save_strategy="no", remove_unused_columns=False)
+    args = arguments(tmp_path, max_steps=1, save_strategy="no", remove_unused_columns=False)
     told = pytest.warns(HFCompatWarning, match="is a LightningModule.* and none of `training_step`")
     with told if made in ("of its own", "assigned") else nullcontext():
         trainer = kind(model, args, train_dataset=ListDataset(vector_rows(4)))
@@ -206,14 +205,14 @@ def test_a_forward_of_any_arguments(tmp_path):
         def forward(self, *values, **named):
             return super().forward(*values, **named)
 
-    trainer = trainer_of(tmp_path, model=Takes())
+    trainer = trainer_of_four(tmp_path, model=Takes())
     with pytest.raises(DataError, match=r"batch received was empty. `Takes.forward` takes any .*unused_columns=False`"):
         trainer.train()
 
 
 def test_a_frozen_model(tmp_path):
     """A model without trainable parameters is named where torch's error came, of which the phrase and type are kept."""
-    trainer = trainer_of(tmp_path, model=PlainModel().requires_grad_(False))
+    trainer = trainer_of_four(tmp_path, model=PlainModel().requires_grad_(False))
     told = "^`model`: no parameter of PlainModel requires gradients.* element 0 of tensors does not require grad"
     with pytest.raises(UntrainableModelError, match=told) as caught:
         trainer.train()
@@ -234,7 +233,7 @@ def test_a_frozen_model(tmp_path):
 def test_what_is_no_model_init(init, message, tmp_path):
     """What cannot be called to make a model, passed as ``model_init``."""
     with pytest.raises(ModelInitError, match=message):
-        Trainer(args=TrainingArguments(output_dir=str(tmp_path), **QUIET), model_init=init)
+        Trainer(args=arguments(tmp_path), model_init=init)
 
 
 class ReturnsNoLoss(Trainer):
@@ -276,7 +275,7 @@ class PredictsNumber(Trainer):
 )
 def test_no_prediction(kind, message, tmp_path):
     """A prediction step that returns no loss, logits and labels: scripts that catch upstream's errors catch this."""
-    trainer = kind(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), eval_dataset=ListDataset(vector_rows(4)))
+    trainer = kind(PlainModel(), arguments(tmp_path), eval_dataset=ListDataset(vector_rows(4)))
     with pytest.raises(LossError, match=message) as caught:
         trainer.evaluate()
     assert isinstance(caught.value, TypeError | ValueError)
@@ -295,7 +294,7 @@ class ReturnsNone(nn.Module):
 
 def test_no_outputs(tmp_path):
     """A model that returns nothing is named, in training and in an evaluation."""
-    rows, args = ListDataset(vector_rows(4)), TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    rows, args = ListDataset(vector_rows(4)), arguments(tmp_path, max_steps=1)
     trainer = Trainer(ReturnsNone(), args, train_dataset=rows, eval_dataset=rows)
     for call in (trainer.train, trainer.evaluate):
         with pytest.raises(LossError, match="`model`: ReturnsNone returned None"):
@@ -305,7 +304,7 @@ def test_no_outputs(tmp_path):
 @pytest.mark.parametrize("batch", [None, [], torch.ones(2), 5], ids=["none", "list", "tensor", "number"])
 def test_batches_without_names(batch, tmp_path):
     """A collator whose batches a model cannot take, in training and in an evaluation."""
-    rows, args = ListDataset(vector_rows(4)), TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    rows, args = ListDataset(vector_rows(4)), arguments(tmp_path, max_steps=1)
     trainer = Trainer(
         PlainModel(),
         args,
@@ -326,7 +325,7 @@ def test_batches_that_the_users_code_takes(tmp_path):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             return model(torch.stack([torch.tensor(row["features"]) for row in inputs]))["logits"].mean()
 
-    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     trainer = Reads(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), data_collator=list)
     assert trainer.train().global_step == 1
 
@@ -335,7 +334,7 @@ def test_batches_that_the_users_code_takes(tmp_path):
 @pytest.mark.parametrize("name", ["get_train_dataloader", "get_eval_dataloader", "get_test_dataloader"])
 def test_what_is_no_loader(name, loader, tmp_path):
     """An override that returns no loader is named; the error is of upstream's type too."""
-    rows, args = ListDataset(vector_rows(4)), TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    rows, args = ListDataset(vector_rows(4)), arguments(tmp_path, max_steps=1)
     trainer = Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows)
     setattr(trainer, name, lambda dataset=None: loader)
     calls = {"train": trainer.train, "eval": trainer.evaluate, "test": lambda: trainer.predict(rows)}
@@ -363,14 +362,14 @@ SGD = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
 def test_what_is_no_optimizer(optimizers, message, tmp_path):
     """Each part of ``optimizers`` is checked when it is given."""
     with pytest.raises(TrainerSetupError, match=f"`optimizers`: {message}"):
-        Trainer(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), optimizers=optimizers)
+        Trainer(PlainModel(), arguments(tmp_path), optimizers=optimizers)
 
 
 @pytest.mark.parametrize("given", [torch.optim.SGD, ("sgd", {}), (torch.optim.SGD,)])
 def test_what_names_no_optimizer(given, tmp_path):
     """``optimizer_cls_and_kwargs`` is a pair of something that can be called and a dict."""
     with pytest.raises(TrainerSetupError, match=r"`optimizer_cls_and_kwargs=.*`: pass a pair of a class and a dict"):
-        Trainer(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), optimizer_cls_and_kwargs=given)
+        Trainer(PlainModel(), arguments(tmp_path), optimizer_cls_and_kwargs=given)
 
 
 class ReturnsNothing(Trainer):
@@ -396,7 +395,7 @@ class ReturnsNothing(Trainer):
 )
 def test_no_loss(kind, given, message, tmp_path):
     """Users' code that returns no loss: the error says whose, and scripts that catch upstream's TypeError catch it."""
-    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     trainer = kind(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), **given)
     with pytest.raises(LossError, match=message) as caught:
         trainer.train()
@@ -405,7 +404,7 @@ def test_no_loss(kind, given, message, tmp_path):
 
 def test_no_outputs_beside_the_loss(tmp_path):
     """A ``compute_loss`` that returns the loss alone in an evaluation, which needs the outputs too."""
-    args = TrainingArguments(output_dir=str(tmp_path), **QUIET)
+    args = arguments(tmp_path)
     trainer = ReturnsNoLoss(PlainModel(), args, eval_dataset=ListDataset(vector_rows(4)))
     with pytest.raises(LossError, match=r"`ReturnsNoLoss.compute_loss` returned an object of type Tensor for"):
         trainer.evaluate()
@@ -448,12 +447,12 @@ def test_outputs_that_are_no_tensors(more, named, legacy, tmp_path):
 def test_empty_train_dataset(tmp_path):
     """A data set without samples."""
     with pytest.raises(DataError, match="`train_dataset` is empty"):
-        trainer_of(tmp_path, train=ListDataset([]))
+        trainer_of_four(tmp_path, train=ListDataset([]))
 
 
 def test_no_train_dataset(tmp_path):
     """Training without a data set."""
-    args = TrainingArguments(output_dir=str(tmp_path), **QUIET)
+    args = arguments(tmp_path)
     with pytest.raises(DataError, match="`train_dataset=None`"):
         Trainer(PlainModel(), args).train()
 
@@ -461,13 +460,13 @@ def test_no_train_dataset(tmp_path):
 def test_iterable_without_max_steps(tmp_path):
     """A data set without length needs ``max_steps``."""
     with pytest.raises(ArgumentsError, match="`max_steps=-1`"):
-        trainer_of(tmp_path, train=Stream(vector_rows(4)))
+        trainer_of_four(tmp_path, train=Stream(vector_rows(4)))
 
 
 def test_two_accumulations(tmp_path):
     """Both ways to set it; the Trainer says so, not its arguments, as upstream, where a script may still set one."""
     config = {"gradient_accumulation_kwargs": {"num_steps": 2}}
-    args = TrainingArguments(str(tmp_path), **QUIET, gradient_accumulation_steps=4, accelerator_config=config)
+    args = arguments(tmp_path, gradient_accumulation_steps=4, accelerator_config=config)
     with pytest.raises(ArgumentsError, match=r"`gradient_accumulation_steps=4`.*num_steps=2"):
         Trainer(PlainModel(), args)
     args.gradient_accumulation_steps = 2
@@ -490,7 +489,7 @@ class Collator:
 )
 def test_collator_that_cannot_be_called(tmp_path, collator, remedy):
     """It is told alone, or with all other problems."""
-    rows, args = ListDataset(vector_rows(4)), TrainingArguments(str(tmp_path), **QUIET)
+    rows, args = ListDataset(vector_rows(4)), arguments(tmp_path)
     with pytest.raises(DataCollatorError, match=f"^`data_collator`: {type(collator).__name__} .*{remedy}$") as caught:
         Trainer(PlainModel(), args, train_dataset=rows, data_collator=collator)
     assert isinstance(caught.value, TypeError)
@@ -508,7 +507,7 @@ def test_collator_that_cannot_be_called(tmp_path, collator, remedy):
 )
 def test_model_init_that_makes_no_model(tmp_path, model_init, kind, told):
     """Each is one of our errors and of upstream's type."""
-    args = TrainingArguments(str(tmp_path), **QUIET)
+    args = arguments(tmp_path)
     model = PlainModel() if model_init is None else None
     with pytest.raises(ModelInitError, match=told) as caught:
         Trainer(model, args, model_init=model_init).call_model_init()
@@ -519,7 +518,7 @@ def test_metric_that_no_evaluation_returns(tmp_path):
     """The message is shown as it is, not in quotes as a KeyError's; it names the metrics that there are."""
     rows = ListDataset(vector_rows(4))
     settings = {"metric_for_best_model": "f1", "eval_strategy": "epoch", "save_strategy": "best", "max_steps": 1}
-    args = TrainingArguments(str(tmp_path), **QUIET, **settings)
+    args = arguments(tmp_path, **settings)
     with pytest.raises(MetricNameError, match=r"^`metric_for_best_model='f1'`.*only eval_loss") as caught:
         Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows).train()
     assert isinstance(caught.value, KeyError)
@@ -533,7 +532,7 @@ def test_metric_of_an_evaluation_without_any(tmp_path):
             return {}
 
     settings = {"metric_for_best_model": "f1", "eval_strategy": "epoch", "save_strategy": "best", "max_steps": 1}
-    args, rows = TrainingArguments(str(tmp_path), **QUIET, **settings), ListDataset(vector_rows(4))
+    args, rows = arguments(tmp_path, **settings), ListDataset(vector_rows(4))
     trainer = Empty(PlainModel(), args, train_dataset=rows, eval_dataset=rows)
     with pytest.raises(MetricNameError) as caught:
         trainer.train()
@@ -551,7 +550,7 @@ def test_metric_of_an_evaluation_without_any(tmp_path):
 )
 def test_metrics_that_are_none(metrics, kind, tmp_path):
     """A function that returns no dict is an error of upstream's type that names it."""
-    args = TrainingArguments(str(tmp_path), **QUIET)
+    args = arguments(tmp_path)
     trainer = Trainer(PlainModel(), args, eval_dataset=ListDataset(vector_rows(4)), compute_metrics=lambda _: metrics)
     with pytest.raises(MetricsError, match=f"`compute_metrics` returned {kind}") as caught:
         trainer.evaluate()
@@ -564,7 +563,7 @@ def test_metrics_that_are_none(metrics, kind, tmp_path):
 @pytest.mark.parametrize("fields", [{}, {"batch_eval_metrics": True}], ids=["whole", "batchwise"])
 def test_metrics_that_cannot_be_called(metrics, shown, fields, tmp_path):
     """What is no function is named as the Trainer is made, by an error of upstream's type; an override may read it."""
-    args = TrainingArguments(str(tmp_path), **QUIET, **fields)
+    args = arguments(tmp_path, **fields)
     with pytest.raises(MetricsError, match=f"^`compute_metrics`: {shown} cannot be called. Pass a function") as caught:
         Trainer(PlainModel(), args, compute_metrics=metrics)
     assert isinstance(caught.value, TypeError)
@@ -589,7 +588,7 @@ def test_an_evaluation_without_metrics(returned, kind, tmp_path):
 
     rows = ListDataset(vector_rows(4))
     settings = {"metric_for_best_model": "loss", "eval_strategy": "epoch", "save_strategy": "best", "max_steps": 1}
-    args = TrainingArguments(str(tmp_path), **QUIET, **settings)
+    args = arguments(tmp_path, **settings)
     with pytest.raises(MetricsError, match=f"`evaluate` returned {kind}"):
         Forgets(PlainModel(), args, train_dataset=rows, eval_dataset=rows).train()
 
@@ -614,7 +613,7 @@ def test_a_loop_without_an_output(call, returned, kind, tmp_path):
 
     rows = ListDataset(vector_rows(4))
     with pytest.raises(MetricsError, match=f"`evaluation_loop` returned {kind}") as caught:
-        getattr(Forgets(PlainModel(), TrainingArguments(str(tmp_path), **QUIET)), call)(rows)
+        getattr(Forgets(PlainModel(), arguments(tmp_path)), call)(rows)
     assert isinstance(caught.value, AttributeError)
     assert isinstance(caught.value, TypeError)
 
@@ -627,7 +626,7 @@ def test_a_window_that_is_none(returned, tmp_path):
         def get_batch_samples(self, *given):
             return returned
 
-    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     with pytest.raises(LoaderError, match="`get_batch_samples` returned") as caught:
         Forgets(PlainModel(), args, train_dataset=ListDataset(vector_rows(4))).train()
     assert isinstance(caught.value, TypeError)
@@ -653,20 +652,20 @@ def test_a_class_of_callbacks_with_arguments(kind, tmp_path):
     """The error names the class and the argument, and what to pass."""
     message = rf"`callbacks`: {kind.__name__} cannot be created without arguments .*'path'"
     with pytest.raises(CallbackError, match=message) as caught:
-        Trainer(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), callbacks=[kind])
+        Trainer(PlainModel(), arguments(tmp_path), callbacks=[kind])
     assert isinstance(caught.value, TypeError)
 
 
 def test_callbacks_that_are_no_list(tmp_path):
     """A callback alone is not taken for a list."""
     with pytest.raises(CallbackError, match=r"`callbacks`: .* is no list\. Pass a list of callbacks"):
-        Trainer(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), callbacks=TrainerCallback())
+        Trainer(PlainModel(), arguments(tmp_path), callbacks=TrainerCallback())
 
 
 @pytest.mark.parametrize("callback", [3, "tensorboard", {}, object()])
 def test_what_is_no_callback(callback, tmp_path):
     """It is refused when it is given, with what to pass instead."""
-    args = TrainingArguments(str(tmp_path), **QUIET)
+    args = arguments(tmp_path)
     with pytest.raises(CallbackError, match="is not a callback: pass an instance or a subclass of TrainerCallback"):
         Trainer(PlainModel(), args, callbacks=[callback])
     with pytest.raises(CallbackError, match="is not a callback"):
@@ -684,7 +683,7 @@ def test_numbers_of_another_type(fields, tmp_path):
 
 def test_an_optimizer_of_another_model(tmp_path):
     """A model that was replaced between two runs is not trained in vain."""
-    trainer = trainer_of(tmp_path, max_steps=1)
+    trainer = trainer_of_four(tmp_path, max_steps=1)
     trainer.train()
     trainer.model = PlainModel()
     with pytest.raises(TrainerSetupError, match=r"updates no parameter of `trainer.model`.*lr_scheduler = None"):
@@ -702,7 +701,7 @@ def test_an_optimizer_that_is_taken_away(tmp_path):
         def on_step_end(self, args, state, control, **kwargs):
             trainer.optimizer = None
 
-    trainer = trainer_of(tmp_path, max_steps=3)
+    trainer = trainer_of_four(tmp_path, max_steps=3)
     trainer.add_callback(Takes())
     with pytest.raises(TrainerSetupError, match=r"`trainer.optimizer` was set to None.*create_optimizer\(\)"):
         trainer.train()
@@ -715,7 +714,7 @@ def test_accumulation_that_changes_during_training(tmp_path):
         def on_step_end(self, args, state, control, **kwargs):
             args.gradient_accumulation_steps = 1
 
-    trainer = trainer_of(tmp_path, max_steps=4, gradient_accumulation_steps=2, per_device_train_batch_size=1)
+    trainer = trainer_of_four(tmp_path, max_steps=4, gradient_accumulation_steps=2, per_device_train_batch_size=1)
     trainer.add_callback(Changes())
     with pytest.warns(HFCompatWarning, match="was changed from 2 to 1 during training. This run keeps 2") as told:
         trainer.train()
@@ -735,7 +734,7 @@ def test_an_order_that_a_stream_cannot_have(kind, tmp_path, caplog):
     """A stream, with a length or without, has an order of its own: the field is ignored with a warning that is true."""
     fields = {"train_sampling_strategy": "group_by_length", "max_steps": 1, "semantics": "5.23"}
     with caplog.at_level("WARNING", "hf_compat"):
-        trainer_of(tmp_path, train=kind(vector_rows(4)), **fields).get_train_dataloader()
+        trainer_of_four(tmp_path, train=kind(vector_rows(4)), **fields).get_train_dataloader()
     told = (
         "`train_sampling_strategy='group_by_length'` is ignored: the order of samples can only be chosen for a dataset"
     )
@@ -746,7 +745,7 @@ def test_an_order_that_a_stream_cannot_have(kind, tmp_path, caplog):
 def test_an_order_that_releases_before_5_2_refuse(kind, tmp_path):
     """Under their semantics a stream in groups of equal length is an error, as it is there."""
     with pytest.raises(ArgumentsError, match="only available for `Dataset`, not for an `IterableDataset`"):
-        trainer_of(tmp_path, train=kind(vector_rows(4)), group_by_length=True, max_steps=1, semantics="4.57")
+        trainer_of_four(tmp_path, train=kind(vector_rows(4)), group_by_length=True, max_steps=1, semantics="4.57")
 
 
 class NoLoss(nn.Module):
@@ -762,7 +761,7 @@ class NoLoss(nn.Module):
 
 def test_model_without_loss(tmp_path):
     """A model that returns no loss is refused at its first batch, before any update step."""
-    trainer = trainer_of(tmp_path, model=NoLoss())
+    trainer = trainer_of_four(tmp_path, model=NoLoss())
     before = trainer.model.layer.weight.clone()
     with pytest.raises(ModelError, match=r"`model`: NoLoss did not return a loss, only: logits"):
         trainer.train()
@@ -779,7 +778,7 @@ class LossOfNone(NoLoss):
 
 def test_model_whose_loss_is_none(tmp_path):
     """The error says that the loss is None, not that it is there."""
-    trainer = trainer_of(tmp_path, model=LossOfNone())
+    trainer = trainer_of_four(tmp_path, model=LossOfNone())
     with pytest.raises(ModelError, match=r"`model`: LossOfNone did not return a loss, only: loss=None, logits\."):
         trainer.train()
 
@@ -791,7 +790,7 @@ def test_bare_transformers_model(tmp_path):
         vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
     )
     with pytest.raises(ModelError, match=r"`model`: BertModel computes hidden states only"):
-        trainer_of(tmp_path, model=transformers.BertModel(config))
+        trainer_of_four(tmp_path, model=transformers.BertModel(config))
 
 
 def test_bare_transformers_model_with_a_loss_of_the_users(tmp_path):
@@ -800,7 +799,7 @@ def test_bare_transformers_model_with_a_loss_of_the_users(tmp_path):
     config = transformers.BertConfig(
         vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
     )
-    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, max_steps=1, save_strategy="no")
+    args = arguments(tmp_path, max_steps=1, save_strategy="no")
     rows = ListDataset([{"input_ids": torch.tensor([1, 2, 3])}] * 2)
     hidden = Trainer(transformers.BertModel(config), args).predict(rows).predictions[0]
     assert hidden.shape == (2, 3, 8)
@@ -829,7 +828,7 @@ def test_unknown_argument(tmp_path):
 def test_evaluation_without_data(tmp_path):
     """An evaluation strategy without a data set to evaluate on."""
     with pytest.raises(ArgumentsError, match=r"`eval_strategy='epoch'`.*eval_dataset"):
-        trainer_of(tmp_path, eval_strategy="epoch")
+        trainer_of_four(tmp_path, eval_strategy="epoch")
 
 
 @pytest.mark.parametrize("broken", ["missing", "empty", "garbage weights", "garbage state"])
@@ -837,35 +836,35 @@ def test_unreadable_checkpoint(tmp_path, broken):
     """A checkpoint that is not there, holds nothing or holds garbage is refused, and nothing of it is deleted."""
     folder = tmp_path / "checkpoint-1"
     if broken in ("garbage weights", "garbage state"):
-        trainer_of(tmp_path, max_steps=1).train()
+        trainer_of_four(tmp_path, max_steps=1).train()
         name = "model.safetensors" if broken == "garbage weights" else "trainer_state.json"
         (folder / name).write_bytes(b"garbage")
     elif broken == "empty":
         folder.mkdir()
     kept = sorted(path.name for path in folder.iterdir()) if folder.exists() else None
     with pytest.raises(CheckpointError, match="checkpoint-1"):
-        trainer_of(tmp_path, max_steps=2).train(resume_from_checkpoint=str(folder))
+        trainer_of_four(tmp_path, max_steps=2).train(resume_from_checkpoint=str(folder))
     assert kept == (sorted(path.name for path in folder.iterdir()) if folder.exists() else None)
 
 
 def test_no_checkpoint_to_resume_from(tmp_path):
     """``resume_from_checkpoint=True`` in a folder without checkpoints."""
     with pytest.raises(CheckpointError, match="No valid checkpoint found in output directory"):
-        trainer_of(tmp_path).train(resume_from_checkpoint=True)
+        trainer_of_four(tmp_path).train(resume_from_checkpoint=True)
 
 
 def test_copies_that_would_train_apart(tmp_path, monkeypatch):
     """Several processes that are not told which one they are would train a copy each; that is refused."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(TrainerSetupError, match=r"WORLD_SIZE=2 .*RANK is not set"):
-        trainer_of(tmp_path)
+        trainer_of_four(tmp_path)
 
 
 def test_strategies_of_accelerate_launch(tmp_path, monkeypatch):
     """What ``accelerate launch`` asks for and cannot be carried out is refused, not replaced."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainerSetupError, match=r"`fsdp` shards a model over several processes.*world size is only 1"):
-        trainer_of(tmp_path)
+        trainer_of_four(tmp_path)
 
 
 def test_all_problems_at_once(tmp_path):
@@ -877,7 +876,7 @@ def test_all_problems_at_once(tmp_path):
 
 def test_all_problems_of_a_trainer_at_once(tmp_path):
     """What is wrong with the constructor's arguments is told together with what data and ``args`` lack."""
-    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, eval_strategy="epoch", save_strategy="best")
+    args = arguments(tmp_path, eval_strategy="epoch", save_strategy="best")
     lacking = {"args": args, "train_dataset": ListDataset([])}
     with pytest.raises(ArgumentsError) as caught:
         Trainer(PlainModel(), **lacking)
@@ -904,7 +903,7 @@ def test_all_problems_of_a_trainer_at_once(tmp_path):
 def test_what_optimizer_and_schedule_cannot_read(tmp_path):
     """It is told when the Trainer is built, together with the rest; an override that reads it is not in the way."""
     wrong = {"optim_args": "rank", "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"cycles": 1, "floor": 0}}
-    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, **wrong, eval_strategy="epoch")
+    args = arguments(tmp_path, **wrong, eval_strategy="epoch")
     with pytest.raises(ArgumentsError) as caught:
         Trainer(PlainModel(), args)
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
@@ -947,7 +946,7 @@ SPLITS = DatasetDict({name: Dataset.from_list(vector_rows(4)) for name in ("trai
 )
 def test_what_is_no_dataset(dataset, said, parent, tmp_path):
     """What is none is named, when training and predicting, by an error of upstream's class that says what to do."""
-    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     trainer = Trainer(PlainModel(), args, train_dataset=dataset)
     for call, purpose in ((trainer.train, "training"), (lambda: trainer.predict(dataset), "test")):
         with pytest.raises(DatasetTypeError, match=f"The dataset for {purpose} is .*{said}") as caught:
@@ -969,7 +968,7 @@ def test_what_is_no_dataset(dataset, said, parent, tmp_path):
 def test_a_loader_as_dataset(rows, call, said, tmp_path):
     """A ``DataLoader`` where a dataset belongs is named with what to pass instead, by an error of upstream's type."""
     loader = DataLoader(rows, batch_size=2)
-    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     trainer = Trainer(PlainModel(), args, train_dataset=loader, eval_dataset=loader)
     with pytest.raises(DatasetTypeError, match=f"^{said}dataloader`.$") as caught:
         call(trainer, loader)
@@ -988,7 +987,7 @@ def test_a_loader_that_an_override_returns(tmp_path):
             return self.eval_dataset
 
     loader = DataLoader(vector_rows(4), batch_size=2, collate_fn=transformers.default_data_collator)
-    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     trainer = Mine(PlainModel(), args, train_dataset=loader, eval_dataset=loader)
     assert trainer.train().global_step == 1
     assert "eval_loss" in trainer.evaluate()
@@ -997,7 +996,7 @@ def test_a_loader_that_an_override_returns(tmp_path):
 @pytest.mark.parametrize("sample", [(1.0, 0), "text", 5], ids=["tuple", "string", "number"])
 def test_samples_without_names(sample, tmp_path):
     """Samples that the default collator cannot make a batch of; the error is of upstream's type too."""
-    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     kind = type(sample).__name__
     with pytest.raises(LoaderError, match=f"A sample of the dataset is an object of type {kind}, but") as caught:
         Trainer(PlainModel(), args, train_dataset=[sample] * 4).train()
@@ -1006,7 +1005,7 @@ def test_samples_without_names(sample, tmp_path):
 
 def test_a_mapping_of_samples_is_a_dataset(tmp_path):
     """A dict from numbers to samples trains."""
-    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     assert Trainer(PlainModel(), args, train_dataset=dict(enumerate(vector_rows(4)))).train().global_step == 1
 
 
@@ -1016,7 +1015,7 @@ def test_an_output_folder_that_is_a_file(inside, parent, tmp_path):
     (tmp_path / "file").write_text("")
     path = f"{tmp_path}/file{inside}"
     with pytest.raises(OutputFolderError, match=f"`output_dir='{path}'`: .*name another folder") as caught:
-        Trainer(PlainModel(), TrainingArguments(path, **QUIET, save_strategy="no"))
+        Trainer(PlainModel(), arguments(path, save_strategy="no"))
     assert isinstance(caught.value, parent)
 
 
@@ -1025,7 +1024,7 @@ def test_an_output_folder_that_cannot_be_made():
     """An ``output_dir`` on a file system that refuses is named with the reason; the error is upstream's type too."""
     raised = []
     for library in (transformers, hf_compat):
-        args = library.TrainingArguments("/proc/nowhere/out", **QUIET, max_steps=1, save_strategy="no")
+        args = arguments("/proc/nowhere/out", library, max_steps=1, save_strategy="no")
         with pytest.raises(OSError, match="/proc/nowhere") as caught:
             library.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4))).train()
         raised.append(caught.value)
@@ -1042,7 +1041,7 @@ def test_a_logger_that_cannot_write(tmp_path):
     """A logger of Lightning's whose file cannot be written is an error that names the logger and its folder."""
     logger = CSVLogger(tmp_path / "logs", name="", version="")
     Path(logger.experiment.metrics_file_path).mkdir()
-    args = TrainingArguments(str(tmp_path / "out"), **QUIET, max_steps=2, logging_steps=1, save_strategy="no")
+    args = arguments(tmp_path / "out", max_steps=2, logging_steps=1, save_strategy="no")
     trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), lightning={"logger": logger})
     with pytest.raises(LogWriteError, match=rf"^CSVLogger cannot write to `{tmp_path}/logs.*`: .*Is a dir") as caught:
         trainer.train()

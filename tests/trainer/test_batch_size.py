@@ -14,6 +14,7 @@ from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.errors import BatchSizeError
 from hf_compat.trainer.batch_size import batch_size_problems, is_out_of_memory, with_smaller_batches
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.trainers import arguments
 
 ERRORS = [
     (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
@@ -79,15 +80,8 @@ class RunsOut(TrainerCallback):
 def test_errors_that_end_the_run(tmp_path, event, text, expected, sizes):
     """Memory that does not suffice for one sample or for an evaluation is told; other errors pass at once."""
     callback = RunsOut(event, RuntimeError(text))
-    args = TrainingArguments(
-        str(tmp_path),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        auto_find_batch_size=True,
-        per_device_train_batch_size=3,
-        eval_strategy="steps",
-        eval_steps=1,
+    args = arguments(
+        tmp_path, auto_find_batch_size=True, per_device_train_batch_size=3, eval_strategy="steps", eval_steps=1
     )
     rows = ListDataset(vector_rows(4))
     trainer = Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows, callbacks=[callback])
@@ -101,7 +95,7 @@ def test_errors_that_end_the_run(tmp_path, event, text, expected, sizes):
 def test_without_the_field_memory_errors_pass(tmp_path):
     """A run that is not asked to look for a batch size fails with the error itself."""
     callback = RunsOut("on_step_end", RuntimeError("CUDA out of memory."))
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
+    args = arguments(tmp_path)
     trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), callbacks=[callback])
     with pytest.raises(RuntimeError, match=r"^CUDA out of memory\.(\n|$)"):
         trainer.train()
@@ -123,11 +117,9 @@ def test_a_compiled_model_stays_compiled(library, tmp_path):
                 raise RuntimeError("CUDA out of memory.")
 
     callback = RunsOutOnce()
-    args = library.TrainingArguments(
-        str(tmp_path),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
+    args = arguments(
+        tmp_path,
+        library,
         auto_find_batch_size=True,
         per_device_train_batch_size=4,
         max_steps=2,

@@ -15,6 +15,7 @@ from hf_compat.arguments.deepspeed import DeepSpeedPlugin, HfTrainerDeepSpeedCon
 from hf_compat.errors import TrainerSetupError
 from tests.support import helpers, trainers
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.trainers import QUIET, arguments
 
 trainer_of = partial(trainers.new_trainer, max_steps=1, save_strategy="no", per_device_train_batch_size=4)
 
@@ -22,7 +23,6 @@ transformers = pytest.importorskip("transformers")
 
 OLD = transformers.__version__.startswith("4.")
 LIBRARIES = [pytest.param(transformers, id="transformers"), pytest.param(hf_compat, id="hf_compat")]
-QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
 
 
 # ---- the keywords of overrides ----
@@ -127,7 +127,7 @@ def test_special_tokens_of_other_processing_classes_are_left_alone(library, tmp_
 
     model = helpers.bert_classifier()
     before = {name: getattr(model.config, name) for name in ("eos_token_id", "bos_token_id", "pad_token_id")}
-    args = library.TrainingArguments(str(tmp_path), **QUIET, max_steps=1, save_strategy="no")
+    args = arguments(tmp_path, library, max_steps=1, save_strategy="no")
     rows = [{"input_ids": [1, 2], "labels": 0}] * 2
     Counts(model, args, train_dataset=rows, processing_class=HasTokens()).train()
     assert {name: getattr(model.config, name) for name in before} == before
@@ -305,7 +305,7 @@ def test_a_loop_of_ones_own(library, tmp_path):
     find = library.get_last_checkpoint if ours else transformers.trainer_utils.get_last_checkpoint
     model = PlainModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    args = library.TrainingArguments(str(tmp_path), **QUIET, logging_steps=2, save_strategy="no", max_steps=9)
+    args = arguments(tmp_path, library, logging_steps=2, save_strategy="no", max_steps=9)
     callback = Stops()
     handler = handler_of([library.DefaultFlowCallback, callback], model, None, optimizer, None)
     state, control = library.TrainerState(), library.TrainerControl()

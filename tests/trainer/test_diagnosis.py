@@ -20,13 +20,13 @@ from hf_compat.arguments.problems import LIGHTNING_KEYWORDS
 from hf_compat.errors import CheckpointError, LossError, MetricNameError, UnknownArgumentError
 from tests.support import helpers
 from tests.support.helpers import VOCABULARY, WIDTH, ListDataset, bert_classifier, gpt2, vector_rows
-from tests.support.trainers import QUIET, new_trainer
+from tests.support.trainers import QUIET, arguments, new_trainer
 
 
 def one_step_trainer(library: Any, folder: Any, model: nn.Module, rows: Any, **given: Any) -> Any:
     """Return a Trainer of a library that trains on, and evaluates, ``rows``."""
-    args = library.TrainingArguments(str(folder), **QUIET, max_steps=1, save_strategy="no")
-    return library.Trainer(model, args, train_dataset=rows, eval_dataset=rows, **given)
+    fields = {"max_steps": 1, "save_strategy": "no"}
+    return new_trainer(folder, library=library, model=model, train_dataset=rows, given=given, **fields)
 
 
 class Returns(nn.Module):
@@ -133,7 +133,7 @@ def test_an_error_of_the_users_own(tmp_path):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             raise ValueError("mine")
 
-    args = hf_compat.TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    args = arguments(tmp_path, max_steps=1)
     with pytest.raises(ValueError, match=r"^mine$") as caught:
         Raises(bert_classifier(), args, train_dataset=tokens(5)).train()
     assert not hasattr(caught.value, "__notes__")
@@ -184,7 +184,7 @@ def test_a_name_that_predictions_do_not_have(fields, tmp_path):
     def other(prediction: Any, compute_result: bool = True) -> dict[str, float]:
         return {"mean": prediction.predictions.nothing}
 
-    args = hf_compat.TrainingArguments(str(tmp_path), **QUIET, **fields)
+    args = arguments(tmp_path, **fields)
     rows = tokens(5)
     for compute, note in ((read, "has the model's outputs as `predictions`"), (other, "has no attribute 'nothing'$")):
         trainer = hf_compat.Trainer(bert_classifier(), args, eval_dataset=rows, compute_metrics=compute)

@@ -18,11 +18,11 @@ from torchmetrics.classification import (
     MulticlassPrecision,
 )
 
-from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import ArgumentsError
 from hf_compat.trainer.evaluation_session import MetricStream, is_metric, real_samples
 from tests.support import helpers
 from tests.support.processes import forked_ranks
+from tests.support.trainers import new_trainer
 
 LOGITS = torch.tensor([[5.0, 1, 0], [0, 4, 1], [3, 2, 0], [0, 1, 9], [7, 0, 1]])
 LABELS = torch.tensor([0, 1, 1, 2, 2])  # predicted: 0, 1, 0, 2, 0
@@ -92,14 +92,12 @@ def test_repeated_samples_are_left_out(size, remainder, expected):
     assert tuple(real_samples(size, remainder, index) for index in range(2)) == expected
 
 
-def evaluating_trainer(tmp_path, *, callbacks=(), given=None, **fields):
-    """Return a Trainer of a small classifier of vectors, and its 7 evaluation rows."""
+def evaluating_trainer(tmp_path, *, given=None, **fields):
+    """Return a Trainer of a small classifier of vectors, and its 7 evaluation rows, in batches of 3."""
     torch.manual_seed(0)
-    arguments = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "per_device_eval_batch_size": 3}
-    rows = helpers.ListDataset(helpers.vector_rows(7, seed=1))
-    settings = {"train_dataset": helpers.ListDataset(helpers.vector_rows(12)), "eval_dataset": rows, **(given or {})}
-    args = TrainingArguments(str(tmp_path), save_strategy="no", **{**arguments, **fields})
-    return Trainer(helpers.PlainModel(dropout=0.0), args, callbacks=list(callbacks), **settings)
+    given = {"eval_dataset": helpers.ListDataset(helpers.vector_rows(7, seed=1)), **(given or {})}
+    fields = {"save_strategy": "no", "per_device_eval_batch_size": 3} | fields
+    return new_trainer(tmp_path, model=helpers.PlainModel(dropout=0.0), rows=12, given=given, **fields)
 
 
 def metrics_of_arrays(prediction):

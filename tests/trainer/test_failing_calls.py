@@ -8,11 +8,11 @@ import logging
 
 import pytest
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat import TrainerCallback
 from hf_compat.errors import CheckpointWriteError
 from hf_compat.tools.checkpoints import describe_checkpoints
 from tests.support.failing_calls import KINDS, FailingCall
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.trainers import new_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
 REASONS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
@@ -30,19 +30,8 @@ class Arms(TrainerCallback):
 
 def train_failing(folder, call, answer, save_async):
     """Train with two saves, the second of which deletes the first checkpoint; return the Trainer and the error."""
-    args = TrainingArguments(
-        str(folder),
-        max_steps=2,
-        save_steps=1,
-        save_total_limit=1,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
-        on_save_error=answer,
-        save_async=save_async,
-    )
-    trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)), callbacks=[Arms(call)])
+    saves = {"save_steps": 1, "save_total_limit": 1, "on_save_error": answer, "save_async": save_async}
+    trainer = new_trainer(folder, callbacks=[Arms(call)], max_steps=2, per_device_train_batch_size=2, **saves)
     with call.installed():
         try:
             trainer.train()

@@ -14,11 +14,12 @@ import sys
 import pytest
 import torch
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat import Trainer, TrainerCallback
 from hf_compat.checkpoint.completeness import is_complete
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.crash_script import Model, Rows
+from tests.support.trainers import arguments
 
 
 @pytest.fixture
@@ -82,11 +83,8 @@ def test_disk_that_fails_for_a_while(disk, caplog, kind, answer, in_background):
     """The error says what is wrong, the checkpoints from before stay; asked to, the run goes on and saves again."""
     spoil, mend, cause = TROUBLES[kind]
     torch.manual_seed(0)
-    args = TrainingArguments(
-        str(disk / "out"),
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
+    args = arguments(
+        disk / "out",
         per_device_train_batch_size=2,
         max_steps=6,
         save_steps=2,
@@ -119,7 +117,7 @@ def test_disk_that_becomes_full_in_any_file(disk, in_background):
     def train(answer):
         shutil.rmtree(disk / "out", ignore_errors=True)
         fields = {"max_steps": 1, "save_steps": 1, "on_save_error": answer, "save_async": in_background}
-        args = TrainingArguments(str(disk / "out"), use_cpu=True, disable_tqdm=True, report_to="none", **fields)
+        args = arguments(disk / "out", **fields)
         trainer = Trainer(Model(100), args, train_dataset=Rows(12, 1))
         trainer.train()
         return trainer

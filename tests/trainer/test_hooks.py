@@ -3,10 +3,11 @@
 import inspect
 import re
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat import Trainer, TrainerCallback
 from hf_compat.trainer import loop, saving
 from hf_compat.trainer.loop import RunHooks, UpdateLoop
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.trainers import arguments
 
 OUTSIDE = {"on_init_end", "on_predict", "on_prediction_step", "on_push_begin", "on_log", "on_evaluate"}
 """Events that the constructor, evaluations, pushes, and the Trainer's methods of these names fire."""
@@ -66,11 +67,8 @@ def test_the_script_is_what_runs(tmp_path, monkeypatch):
             inside[-1].append(event)
 
         setattr(Events, event, note)
-    args = TrainingArguments(
+    args = arguments(
         tmp_path,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
         num_train_epochs=1,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,

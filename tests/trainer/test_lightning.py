@@ -17,6 +17,7 @@ import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.trainers import new_trainer
 
 
 class Recorder(Callback):
@@ -44,24 +45,11 @@ class Recorder(Callback):
         self.restored = state_dict["count"]
 
 
-def trainer_of_12(tmp_path, *, callbacks=(), lightning=None, model=None, **settings):
+def trainer_of_12(tmp_path, *, lightning=None, **fields):
     """Return a Trainer of a plain model on 12 samples, 3 batches an epoch."""
-    settings = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "logging_steps": 1} | settings
-    args = (
-        TrainingArguments(
-            output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", save_strategy="no", **settings
-        )
-        if "save_strategy" not in settings
-        else TrainingArguments(output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", **settings)
-    )
-    return Trainer(
-        model=model or PlainModel(),
-        args=args,
-        train_dataset=ListDataset(vector_rows(12)),
-        eval_dataset=ListDataset(vector_rows(6, seed=1)),
-        callbacks=list(callbacks),
-        lightning=lightning,
-    )
+    given = {"eval_dataset": ListDataset(vector_rows(6, seed=1)), "lightning": lightning}
+    fields = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "logging_steps": 1} | fields
+    return new_trainer(tmp_path, rows=12, given=given, **{"save_strategy": "no"} | fields)
 
 
 def test_runs_a_real_lightning_trainer(tmp_path):

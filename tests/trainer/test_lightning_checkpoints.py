@@ -7,7 +7,8 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat import Trainer, TrainerCallback
+from tests.support.trainers import arguments
 
 BATCH, EPOCHS, STEPS = 2, 4, 3
 ROWS = [{"x": torch.ones(1), "labels": torch.ones(1)} for _ in range(BATCH * STEPS)]
@@ -105,11 +106,17 @@ def fit_ours(folder, losses, saving, every, *, die=None, resume=None):
     """Train with our Trainer, and return its ``ModelCheckpoint``."""
     saves = saver(folder / "kept", saving)
     strategy = "epoch" if every is None else "steps"
-    args = TrainingArguments(
-        str(folder), num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
-        eval_strategy=strategy, save_strategy=strategy, eval_steps=every, save_steps=every or 500, logging_steps=1,
-        use_cpu=True, disable_tqdm=True, report_to="none",
-    )  # fmt: skip
+    args = arguments(
+        folder,
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        eval_strategy=strategy,
+        save_strategy=strategy,
+        eval_steps=every,
+        save_steps=every or 500,
+        logging_steps=1,
+    )
     callbacks = [saves] if die is None else [saves, DieAfterSaving(die)]
     trainer = Trainer(Scripted(losses), args, train_dataset=ROWS, eval_dataset=ROWS, callbacks=callbacks)
     trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{resume}" if resume else None)
@@ -162,10 +169,14 @@ def test_a_resumed_run_keeps_the_files_of_plain_lightning(tmp_path, saving, ever
 
 def test_epochs_in_names_follow_no_log(tmp_path):
     """``{epoch}`` is that of the save, counted from 0, though the last log was in the first epoch."""
-    args = TrainingArguments(
-        str(tmp_path), num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH, logging_steps=500,
-        logging_first_step=True, use_cpu=True, disable_tqdm=True, report_to="none", save_strategy="no",
-    )  # fmt: skip
+    args = arguments(
+        tmp_path,
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        logging_steps=500,
+        logging_first_step=True,
+        save_strategy="no",
+    )
     saves = saver(tmp_path / "kept", {"save_top_k": -1})
     Trainer(Scripted([1.0] * 20), args, train_dataset=ROWS, callbacks=[saves]).train()
     names = sorted(path.name for path in (tmp_path / "kept").iterdir())

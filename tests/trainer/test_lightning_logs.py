@@ -8,24 +8,21 @@ from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor, LearningRa
 from lightning.pytorch.loggers import CSVLogger
 from torch.optim.lr_scheduler import LambdaLR
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat import Trainer, TrainerCallback
 from tests.engine.test_lightning_callbacks import TwoParts
 from tests.support.helpers import ListDataset, vector_rows
+from tests.support.trainers import new_trainer
 
 
-def logged_run(tmp_path, *callbacks, lightning=None, resume=None, trainer_class=Trainer, **settings):
+def logged_run(tmp_path, *callbacks, lightning=None, resume=None, trainer_class=Trainer, **fields):
     """Return the Trainer after two epochs of 4 update steps, with a file ``metrics.csv``."""
-    settings = {"num_train_epochs": 2, "save_strategy": "no", "per_device_train_batch_size": 2, **settings}
-    args = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", optim="sgd", **settings)
     folder = tmp_path / ("log" if resume is None else "resumed")
-    trainer = trainer_class(
-        TwoParts(),
-        args,
-        train_dataset=ListDataset(vector_rows(8)),
-        eval_dataset=ListDataset(vector_rows(4, seed=1)),
-        callbacks=list(callbacks),
-        lightning={"logger": CSVLogger(folder, name="", version=""), **(lightning or {})},
-    )
+    given = {
+        "eval_dataset": ListDataset(vector_rows(4, seed=1)),
+        "lightning": {"logger": CSVLogger(folder, name="", version=""), **(lightning or {})},
+    }
+    fields = {"num_train_epochs": 2, "save_strategy": "no", "per_device_train_batch_size": 2, "optim": "sgd", **fields}
+    trainer = new_trainer(tmp_path, trainer_class, model=TwoParts(), callbacks=callbacks, given=given, **fields)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 

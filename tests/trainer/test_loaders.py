@@ -8,14 +8,15 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 import hf_compat
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer
 from hf_compat.data.rank_batches import BatchShard, check_even
 from hf_compat.errors import DataError
 from tests.support.helpers import ListDataset
+from tests.support.trainers import arguments, new_trainer
 
 transformers = pytest.importorskip("transformers")
 
-QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
+SHORT = {"remove_unused_columns": False, "max_steps": 3, "save_strategy": "no", "per_device_train_batch_size": 2}
 
 
 class Reads(nn.Module):
@@ -45,9 +46,8 @@ class Numbers(IterableDataset):
 
 
 def reading_trainer(folder, train, library=hf_compat, **fields):
-    settings = {**QUIET, "max_steps": 3, "save_strategy": "no", "per_device_train_batch_size": 2, **fields}
-    args = library.TrainingArguments(str(folder), **settings)
-    return library.Trainer(Reads(), args, train_dataset=train)
+    """Return a Trainer of three update steps that keeps in its model what it reads of ``train``."""
+    return new_trainer(folder, library=library, model=Reads(), train_dataset=train, **SHORT | fields)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -143,7 +143,7 @@ def test_each_evaluation_set_has_its_own_workers(tmp_path, given):
     """The mean of each set is its own, also the second time, of datasets given and of one that replaces another."""
     sets = {name: same_rows(value) for name, value in (("a", 1.0), ("b", 3.0))}
     fields = {"dataloader_persistent_workers": True, "dataloader_num_workers": 1, "per_device_eval_batch_size": 2}
-    args = TrainingArguments(str(tmp_path), **QUIET, **fields)
+    args = arguments(tmp_path, remove_unused_columns=False, **fields)
     trainer = Trainer(Reads(), args, eval_dataset=sets)
     for _ in range(2):
         metrics = trainer.evaluate(sets if given else None)
@@ -158,7 +158,7 @@ def test_each_evaluation_set_has_its_own_workers(tmp_path, given):
 def test_transformers_evaluates_the_first_set_again(tmp_path):
     """With workers that persist, each set that is given to its ``evaluate`` has the numbers of the first."""
     fields = {"dataloader_persistent_workers": True, "dataloader_num_workers": 1, "per_device_eval_batch_size": 2}
-    args = transformers.TrainingArguments(str(tmp_path), **QUIET, **fields)
+    args = arguments(tmp_path, transformers, remove_unused_columns=False, **fields)
     trainer = transformers.Trainer(Reads(), args, eval_dataset=same_rows(1.0))
     assert [trainer.evaluate(same_rows(value))["eval_loss"] for value in (1.0, 3.0)] == [1.0, 1.0]
 

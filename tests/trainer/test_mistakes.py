@@ -20,7 +20,7 @@ import hf_compat
 from hf_compat.errors import HFCompatWarning
 from tests.support import helpers
 from tests.support.helpers import PlainModel, bert_classifier, gpt2, t5, vector_rows
-from tests.support.trainers import QUIET
+from tests.support.trainers import new_trainer
 
 RELEASE = Version(transformers.__version__)
 CHECKPOINTING = f"{'activation' if Version('5.23') <= RELEASE else 'gradient'}_checkpointing"
@@ -40,8 +40,8 @@ def two_step_trainer(
     **given: Any,
 ) -> Any:
     """Return a Trainer of a library that trains on, and evaluates, ``rows``."""
-    args = library.TrainingArguments(str(folder), **{**QUIET, "max_steps": 2, "save_strategy": "no", **(fields or {})})
-    return (kind or library.Trainer)(model or PlainModel(), args, train_dataset=rows, eval_dataset=rows, **given)
+    settings = {"max_steps": 2, "save_strategy": "no", **(fields or {})}
+    return new_trainer(folder, kind, library=library, model=model, train_dataset=rows, given=given, **settings)
 
 
 def train_two_steps(library: Any, folder: Path, **given: Any) -> None:

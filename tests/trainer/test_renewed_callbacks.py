@@ -25,31 +25,23 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer
 from hf_compat.engine.lightning_callbacks import SUPPORT
 from tests.engine.test_lightning_callbacks import TwoParts
 from tests.support.helpers import ListDataset, vector_rows
+from tests.support.trainers import new_trainer
 
 
-def renewing_trainer(tmp_path, *callbacks, kind=Trainer, **settings):
+def renewing_trainer(tmp_path, *callbacks, kind=Trainer, **fields):
     """Return a Trainer of 3 epochs of 2 update steps, each evaluated, that begins with the same model each time."""
-    settings = {"num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "no", "logging_steps": 1} | settings
-    args = TrainingArguments(
-        str(tmp_path / "out"),
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
-        learning_rate=0.05,
-        **{"per_device_train_batch_size": 4} | settings,
-    )
-    return kind(
-        args=args,
-        model_init=TwoParts,
-        train_dataset=ListDataset(vector_rows(8)),
-        eval_dataset=ListDataset(vector_rows(4, seed=1)),
-        callbacks=list(callbacks),
-        lightning={"logger": CSVLogger(tmp_path / "csv")},
-    )
+    given = {
+        "model_init": TwoParts,
+        "eval_dataset": ListDataset(vector_rows(4, seed=1)),
+        "lightning": {"logger": CSVLogger(tmp_path / "csv")},
+    }
+    cadence = {"eval_strategy": "epoch", "save_strategy": "no", "logging_steps": 1}
+    fields = {"num_train_epochs": 3, "learning_rate": 0.05, "per_device_train_batch_size": 4, **cadence, **fields}
+    return new_trainer(tmp_path / "out", kind, callbacks=callbacks, given=given, **fields)
 
 
 def losses(trainer):

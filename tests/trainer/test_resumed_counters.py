@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from tests.support.trainers import arguments
 
 HOOKS = (
     "on_train_start",
@@ -111,15 +112,12 @@ def ours(folder, start):
     """Return the same of a run of ours."""
     reads = Reads()
     for steps, callbacks in ((start, []), (STEPS, [reads])):
-        args = TrainingArguments(
+        args = arguments(
             folder,
             num_train_epochs=EPOCHS,
             max_steps=steps or -1,
             per_device_train_batch_size=1,
             save_steps=max(start, 1),
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
             optim="sgd",
         )
         if steps:

@@ -15,6 +15,7 @@ from hf_compat.checkpoint.finding import get_last_checkpoint
 from hf_compat.errors import CheckpointError
 from tests.support import trainers
 from tests.support.helpers import ListDataset, gpt2, token_rows
+from tests.support.trainers import arguments
 
 pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
 LIBRARIES = {
@@ -208,7 +209,7 @@ def test_an_override_finds_the_weights_whole(overrides, tmp_path):
         found.append(Path(folder, "model.safetensors").is_file())
 
     setattr(Overridden, overrides, override)
-    args = hf_compat.TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, disable_tqdm=True, report_to="none")
+    args = arguments(tmp_path, max_steps=1)
     Overridden(gpt2(), args, train_dataset=ListDataset(token_rows(8, shortest=4, longest=4))).train()
     assert found == ([True, True] if overrides == "_save_optimizer_and_scheduler" else [False, True])
     assert is_complete(tmp_path / "checkpoint-1")

@@ -14,27 +14,24 @@ from lightning.pytorch.loggers import CSVLogger
 from transformers import trainer_utils
 
 import hf_compat
-from hf_compat import Trainer, TrainingArguments, default_compute_objective, default_hp_space_optuna
+from hf_compat import Trainer, default_compute_objective, default_hp_space_optuna
 from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.errors import ArgumentsError, NotSupportedError, SearchError
 from hf_compat.trainer.searching import apply_values
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import ROOT
+from tests.support.trainers import arguments, new_trainer
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def fields(folder, **given):
-    fixed = {"output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 2}
-    return {**fixed, "save_strategy": "no", "per_device_train_batch_size": 4, **given}
+SHORT = {"max_steps": 2, "save_strategy": "no", "per_device_train_batch_size": 4}
 
 
-def searching_trainer(library, folder, model_init=lambda: PlainModel(), **given):
+def searching_trainer(library, folder, model_init=lambda: PlainModel(), **fields):
     """Return a Trainer of ``library`` that makes its models."""
-    rows = ListDataset(vector_rows(8))
-    args = library.TrainingArguments(**fields(folder, **given))
-    return library.Trainer(model_init=model_init, args=args, train_dataset=rows, eval_dataset=rows)
+    return new_trainer(folder, library=library, given={"model_init": model_init}, **SHORT | fields)
 
 
 def rates(trial):
@@ -70,7 +67,7 @@ def test_default_space_of_optuna():
 
 def test_values_are_cast(tmp_path, caplog):
     """A value takes the type of the one that it replaces; a name without an argument is warned of and left out."""
-    args = TrainingArguments(**fields(tmp_path))
+    args = arguments(tmp_path, **SHORT)
     tried = {"seed": 7.9, "learning_rate": 1, "lr_scheduler_type": "cosine", "data_seed": 3, "leraning_rate": 1.0}
     with caplog.at_level(logging.WARNING, "hf_compat"):
         apply_values(args, tried, resolve_semantics())
@@ -86,7 +83,7 @@ def test_values_are_cast(tmp_path, caplog):
 
 def test_values_that_no_run_could_use_are_refused(tmp_path):
     """What the constructor would refuse, a trial cannot set either; all of it is told."""
-    args = TrainingArguments(**fields(tmp_path))
+    args = arguments(tmp_path, **SHORT)
     with pytest.raises(ArgumentsError, match=r"(?s)2 problems.*`optim='no_such'`: a trial cannot set it") as caught:
         apply_values(args, {"per_device_train_batch_size": 0, "optim": "no_such"}, resolve_semantics())
     assert "`per_device_train_batch_size=0`" in str(caught.value)
@@ -136,7 +133,7 @@ def test_a_trial_is_one_run_of_a_tracker(tmp_path):
 
 def test_a_search_needs_model_init(tmp_path):
     """Without a function that makes models it is upstream's RuntimeError."""
-    trainer = Trainer(PlainModel(), TrainingArguments(**fields(tmp_path)), train_dataset=ListDataset(vector_rows(4)))
+    trainer = Trainer(PlainModel(), arguments(tmp_path, **SHORT), train_dataset=ListDataset(vector_rows(4)))
     with pytest.raises(RuntimeError, match="`model_init=None`"):
         trainer.hyperparameter_search(backend="optuna")
 

@@ -17,6 +17,7 @@ from transformers.utils import logging as library_logging
 import hf_compat
 from hf_compat.errors import CheckpointError
 from tests.support.helpers import ListDataset, PadCollator, PlainModel, Stream, gpt2, token_rows, tokenizer, vector_rows
+from tests.support.trainers import arguments
 from tests.trainer.test_plain_module import HIDE
 
 LIBRARIES = {"ours": hf_compat, "transformers": transformers}
@@ -91,16 +92,12 @@ class Lonely:
         return {"args": {}, "attributes": {}}
 
 
-def args_of(library, folder, **fields):
-    settings = {"per_device_train_batch_size": 2, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
-    return library.TrainingArguments(str(folder), **settings | fields)
-
-
 def language_model(library, folder, callbacks=(), **fields):
     torch.manual_seed(0)
     rows = ListDataset(token_rows(10))
     steps = {"max_steps": 6, "save_steps": 2, "eval_strategy": "steps", "logging_steps": 2}
-    args = args_of(library, folder, gradient_accumulation_steps=2, **steps | fields)
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    args = arguments(folder, library, **sizes | steps | fields)
     collator = PadCollator()
     collator.tokenizer = tokenizer()
     given = {"train_dataset": rows, "eval_dataset": rows, "data_collator": collator, "callbacks": list(callbacks)}
@@ -132,7 +129,8 @@ def without_skipping(library, folder):
 def plain_module(library, folder):
     """Train a plain module on a stream, evaluate a stream, predict, save; nothing is known of lengths."""
     rows = vector_rows(6)
-    args = args_of(library, folder, max_steps=2, bf16=True, eval_strategy="epoch", metric_for_best_model="loss")
+    best = {"eval_strategy": "epoch", "metric_for_best_model": "loss"}
+    args = arguments(folder, library, per_device_train_batch_size=2, max_steps=2, bf16=True, **best)
     stopping = library.EarlyStoppingCallback()
     datasets = {"train_dataset": Stream(rows), "eval_dataset": Stream(rows)}
     trainer = library.Trainer(PlainModel(), args, **datasets, callbacks=[stopping])

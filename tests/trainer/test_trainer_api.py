@@ -21,6 +21,7 @@ from hf_compat.overriding import NEVER_CALLED
 from tests.support import helpers, parity
 from tests.support.paths import FACTS_FOLDER
 from tests.support.trainer_methods import CALLED_BY_USERS, METHODS, OVERRIDABLE
+from tests.support.trainers import arguments
 
 transformers = pytest.importorskip("transformers")
 
@@ -358,9 +359,7 @@ def test_an_override_of_an_older_release_is_called_as_it_is_defined(row, tmp_pat
     name, histories = row.split()[0], []
     for overrides in ({}, {name: OLD[row]}):
         torch.manual_seed(0)
-        args = hf_compat.TrainingArguments(
-            str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, semantics="4.57", **settings
-        )
+        args = arguments(tmp_path, semantics="4.57", **settings)
         trainer = type("Old", (Trainer,), overrides)(helpers.PlainModel(), args, train_dataset=rows, eval_dataset=rows)
         trainer.train()
         histories.append([round(entry["loss"], 4) for entry in trainer.state.log_history if "loss" in entry])
@@ -380,9 +379,7 @@ def test_an_override_with_other_names_is_called_by_position(tmp_path):
             seen.append("saved")
             super()._save_checkpoint(network, attempt)
 
-    args = hf_compat.TrainingArguments(
-        str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=1, save_steps=1
-    )
+    args = arguments(tmp_path, max_steps=1, save_steps=1)
     Renamed(helpers.PlainModel(), args, train_dataset=helpers.ListDataset(helpers.vector_rows(8))).train()
     assert seen == [["features", "labels"], "saved"]
 
@@ -396,9 +393,7 @@ def test_what_set_initial_training_values_returns_is_the_plan(tmp_path):
             values[-1] = 2
             return tuple(values)
 
-    args = hf_compat.TrainingArguments(
-        str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", num_train_epochs=5
-    )
+    args = arguments(tmp_path, save_strategy="no", num_train_epochs=5)
     trainer = Shorter(helpers.PlainModel(), args, train_dataset=helpers.ListDataset(helpers.vector_rows(8)))
     assert trainer.train().global_step == 2
 
@@ -421,9 +416,7 @@ def test_a_model_wrapped_by_an_override_is_the_one_that_is_called(tmp_path):
             return Wrapped(super()._wrap_model(model, training, dataloader))
 
     rows = helpers.ListDataset(helpers.vector_rows(8))
-    args = hf_compat.TrainingArguments(
-        str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=1
-    )
+    args = arguments(tmp_path, save_strategy="no", max_steps=1)
     trainer = Wraps(helpers.PlainModel(), args, train_dataset=rows, eval_dataset=rows)
     before = [weight.clone() for weight in trainer.model.parameters()]
     trainer.train()
@@ -434,7 +427,7 @@ def test_a_model_wrapped_by_an_override_is_the_one_that_is_called(tmp_path):
 
 def test_methods_of_older_releases_can_be_called(tmp_path):
     """What transformers 4 had and 5 has not gives what it gave."""
-    args = hf_compat.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
+    args = arguments(tmp_path)
     trainer = Trainer(helpers.PlainModel(), args)
     batches = [{"input_ids": torch.ones(2, 3)}, {"input_ids": torch.ones(1, 4)}]
     assert (Trainer.num_tokens(batches), Trainer.num_tokens(batches, 5), Trainer.num_tokens([{}])) == (10, 30, 0)

@@ -10,7 +10,7 @@ import hf_compat
 from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.errors import MetricsError, OverrideError, StateValueError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
-from tests.support.trainers import QUIET, new_trainer
+from tests.support.trainers import arguments, new_trainer
 
 NOTHING = [None, 5, object()]
 """What a method returns that forgets to return, or returns another thing."""
@@ -52,7 +52,7 @@ def error_of(library, folder, name, value):
     wrapped = staticmethod(function) if name == "get_optimizer_cls_and_kwargs" else function
     kind = type("Returns", (library.Trainer,), {name: wrapped})
     fields = {"max_steps": 2, "save_steps": 1, "logging_steps": 1, **NEEDED.get(name, {})}
-    args = library.TrainingArguments(str(folder), **QUIET, **fields)
+    args = arguments(folder, library, **fields)
     rows = ListDataset(vector_rows(8))
     models = {"model_init": PlainModel} if name == "call_model_init" else {"model": PlainModel()}
     with pytest.raises(Exception) as caught:  # noqa: PT011 - any, which is compared
