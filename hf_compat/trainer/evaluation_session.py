@@ -15,7 +15,7 @@ from hf_compat.errors import DataError, LossError, MetricsError, described
 from hf_compat.metrics import denumpify_detensorize, has_length
 from hf_compat.nested import Nested, find_batch_size, leaves, map_nested
 from hf_compat.optim.losses import loss_logits_and_labels
-from hf_compat.overriding import WarnOnce, is_ours
+from hf_compat.overriding import WarnOnce, is_overridden
 from hf_compat.trainer.outputs import (
     PAD_INDEX,
     EvalAccumulator,
@@ -250,7 +250,7 @@ class EvaluationSession:
         if losses is not None:
             # One value per sample, so that the mean weights each batch by its size.
             size: Any = observed if self._weighs_by_samples and observed else self.batch_size
-            is_own = self._views_losses and losses.ndim == 0 and is_ours(trainer.prediction_step)
+            is_own = self._views_losses and losses.ndim == 0 and not is_overridden(trainer.prediction_step)
             losses = trainer.gather_function(losses.expand(size) if is_own else losses.repeat(size))
             self._losses.add(losses)
         if self._stream is not None:

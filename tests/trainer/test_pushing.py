@@ -348,7 +348,7 @@ def test_a_failure_is_of_the_class_that_transformers_raises(local_hub, tmp_path,
     raised = []
     for library in LIBRARIES:
         with pytest.raises(Exception) as found, clean_process():  # noqa: PT011 - which class it is, is the question
-            trainer_of(library, tmp_path, **fields)
+            pushing_trainer(library, tmp_path, **fields)
         raised.append(found.value)
     theirs, ours = raised
     assert isinstance(ours, HubError)
