@@ -28,16 +28,34 @@ class Window:
         epoch: Epochs completed before this window.
         batches_before: Batches of this epoch before this window.
         is_complete: Whether the window ends in an update step; not so one that an iterable dataset cut short.
+        drawn: Batches that were drawn together; more than are in the window if an update step ends between them, as
+            after others of which an override had left some out.
+        begins_update: Whether an update step begins with the window, not with one before.
+        rest: The window of the other batches that were drawn with these; None if there are none.
     """
 
-    __slots__ = ("batches", "batches_before", "epoch", "is_complete", "num_items")
+    __slots__ = ("batches", "batches_before", "begins_update", "drawn", "epoch", "is_complete", "num_items", "rest")
 
-    def __init__(self, batches: list[Any], num_items: Any, epoch: int, batches_before: int, is_complete: bool) -> None:
+    def __init__(
+        self,
+        batches: list[Any],
+        num_items: Any,
+        epoch: int,
+        batches_before: int,
+        is_complete: bool,
+        *,
+        drawn: int | None = None,
+        begins_update: bool = True,
+        rest: Window | None = None,
+    ) -> None:
         self.batches = batches
         self.num_items = num_items
         self.epoch = epoch
         self.batches_before = batches_before
         self.is_complete = is_complete
+        self.drawn = len(batches) if drawn is None else drawn
+        self.begins_update = begins_update
+        self.rest = rest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +146,26 @@ class WindowLoader:
         if told is not start.rest and isinstance(start.rest, PreparedDataLoader):
             start.rest.iteration = start.epoch
 
+    def _window_of(self, drawn: list[Any], num_items: Any, start: ResumePosition, position: int) -> Window:
+        """Return the window of ``drawn``, after ``position`` batches; its rest is the one after an update step."""
+        plan, window = self._plan, None
+        ends = [position + number for number in range(1, len(drawn) + 1)]
+        updates = [end for end in ends if (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch]
+        bounds = [position, *updates, *(ends[-1:] if updates[-1:] != ends[-1:] else [])]
+        for begin, end in zip(bounds[-2::-1], bounds[:0:-1], strict=True):
+            window = Window(
+                drawn[begin - position : end - position],
+                num_items,
+                start.epoch,
+                begin,
+                end in updates,
+                drawn=len(drawn),
+                begins_update=(begin - start.batches) % plan.accumulate == 0,
+                rest=window,
+            )
+        assert window is not None, "there are batches"
+        return window
+
     def __iter__(self) -> Iterator[Window]:
         """Yield the windows of the next epoch until it ends or a callback stops it."""
         epoch = self._next_epoch()
@@ -155,14 +193,12 @@ class WindowLoader:
                 self._source.restore_rng()
                 restores = False
             if drawn:
-                end = position + len(drawn)
-                complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
                 # No batch is kept here while the window is trained on, nor later: Lightning does not read to the end.
-                windows = [Window(drawn, num_items, epoch, position, complete)]
+                windows = [self._window_of(drawn, num_items, start, position)]
+                position += len(drawn)
+                makes_updates = makes_updates or windows[0].is_complete
                 del drawn, num_items
                 yield windows.pop()
-                position = end
-                makes_updates = makes_updates or complete
             elif not self._asks_to_the_end:
                 break
             if self._source.should_stop():

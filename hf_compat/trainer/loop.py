@@ -87,8 +87,9 @@ class UpdateLoop(TrainingLoop):
         lightning.begin("on_train_batch_start", window, index)  # the user's Lightning callbacks
         if hooks.counts_tokens_ahead:
             trainer._track_num_input_tokens(window.batches[0])
-        trainer.current_gradient_accumulation_steps = len(window.batches)
-        fire(trainer, "on_step_begin")
+        trainer.current_gradient_accumulation_steps = window.drawn
+        if window.begins_update:
+            fire(trainer, "on_step_begin")
         if hooks.timing is not None:
             hooks.timing.begin_window()
         if hooks.preemption is not None:
@@ -112,6 +113,13 @@ class UpdateLoop(TrainingLoop):
         hooks.agree_on_stopping(trainer, self.trainer)
         lightning.end("on_train_batch_end", outputs, window, index)
         self.end_batch()
+        self.go_on_with(window.rest)
+
+    def go_on_with(self, rest: Window | None) -> None:
+        """Make the update steps of ``rest``, batches that were drawn together with those of the one before."""
+        if rest is not None and not self.should_stop():
+            self.begin_rest()
+            self.advance(rest)
 
     def train(self, window: Window) -> dict[str, Tensor]:
         """Run forward and backward pass of each batch, then step the optimizer; return the summed loss, ``()``."""

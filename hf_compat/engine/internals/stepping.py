@@ -174,6 +174,12 @@ class TrainingLoop(_TrainingEpochLoop):
         begin_batch_of(connector, self._results, _Samples(batch))
         return batch, index
 
+    def begin_rest(self) -> None:
+        """Take back the count of the last batch: what comes next is its rest."""
+        for counts in (self.batch_progress.current, self.batch_progress.total):
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(counts, name, getattr(counts, name) - 1)
+
     def call_training_step(self, batch: Any, index: int) -> Any:
         """Call the module's ``training_step`` through the strategy; return the outputs that callbacks get."""
         trainer, attributes = self.trainer, self.hooks.attributes
