@@ -870,3 +870,36 @@ def GPT2() -> nn.Module:  # noqa: N802
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     return transformers.GPT2LMHeadModel(config)
+
+
+def test_an_optimizer_stepped_within_an_update_step(tmp_path):
+    """Of two batches each counts; in transformers the second alone. The Trainer's own step comes on top."""
+    steps = []
+    for library in (transformers, hf_compat):
+
+        class Stepping(library.Trainer):
+            def training_step(self, *given, **named):
+                loss = super().training_step(*given, **named)
+                self.optimizer.step()
+                return loss
+
+        args = library.TrainingArguments(str(tmp_path), **{**FIELDS, "gradient_accumulation_steps": 2})
+        trainer = Stepping(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
+        trainer.train()
+        steps.append({int(state["step"]) for state in trainer.optimizer.state.values()})
+    assert steps == [{4}, {6}]
+
+
+def test_a_trainer_after_an_error(tmp_path):
+    """It is not in training any more; transformers' still is."""
+    for library in (transformers, hf_compat):
+
+        class Failing(library.Trainer):
+            def compute_loss(self, *given, **named):
+                raise ZeroDivisionError
+
+        args = library.TrainingArguments(str(tmp_path), **FIELDS)
+        trainer = Failing(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)))
+        with pytest.raises(ZeroDivisionError):
+            trainer.train()
+        assert trainer.is_in_train == (library is transformers)

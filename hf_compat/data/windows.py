@@ -25,16 +25,43 @@ class Window:
         epoch: Epochs completed before this window.
         batches_before: Batches of this epoch before this window.
         is_complete: Whether the window ends in an update step; not so one that an iterable dataset cut short.
+        drawn: Batches that were drawn together; more than are in the window if an update step ends between them, as
+            after others of which an override had left some out.
+        begins_update: Whether an update step begins with the window, not with one before.
+        is_followed: Whether the next window has other batches that were drawn with these.
     """
 
-    __slots__ = ("batches", "batches_before", "epoch", "is_complete", "num_items")
+    __slots__ = (
+        "batches",
+        "batches_before",
+        "begins_update",
+        "drawn",
+        "epoch",
+        "is_complete",
+        "is_followed",
+        "num_items",
+    )
 
-    def __init__(self, batches: list[Any], num_items: Any, epoch: int, batches_before: int, is_complete: bool) -> None:
+    def __init__(
+        self,
+        batches: list[Any],
+        num_items: Any,
+        epoch: int,
+        batches_before: int,
+        is_complete: bool,
+        *,
+        drawn: int | None = None,
+        begins_update: bool = True,
+        is_followed: bool = False,
+    ) -> None:
         self.batches = batches
         self.num_items = num_items
         self.epoch = epoch
         self.batches_before = batches_before
         self.is_complete = is_complete
+        self.drawn = len(batches) if drawn is None else drawn
+        self.begins_update = begins_update
+        self.is_followed = is_followed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +167,27 @@ class WindowLoader:
         if told is not start.rest and isinstance(start.rest, PreparedDataLoader):
             start.rest.iteration = start.epoch
 
+    def _windows_of(self, drawn: list[Any], num_items: Any, start: ResumePosition, position: int) -> list[Window]:
+        """Return the windows of ``drawn``, after ``position`` batches: one, unless an update step ends among them."""
+        plan, windows, begin = self._plan, [], 0
+        for number in range(1, len(drawn) + 1):
+            end = position + number
+            ends_update = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
+            if ends_update or number == len(drawn):
+                window = Window(
+                    drawn[begin:number],
+                    num_items,
+                    start.epoch,
+                    position + begin,
+                    ends_update,
+                    drawn=len(drawn),
+                    begins_update=(position + begin - start.batches) % plan.accumulate == 0,
+                    is_followed=number < len(drawn),
+                )
+                windows.append(window)
+                begin = number
+        return windows
+
     def __iter__(self) -> Iterator[Window]:
         """Yield the windows of the next epoch until it ends or a callback stops it."""
         epoch = self._next_epoch()
@@ -167,22 +215,26 @@ class WindowLoader:
                 self._source.restore_rng()
                 restores = False
             if drawn:
-                end = position + len(drawn)
-                complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
                 # No batch is kept here while the window is trained on, nor later: Lightning does not read to the end.
-                windows = [Window(drawn, num_items, epoch, position, complete)]
+                windows = self._windows_of(drawn, num_items, start, position)
+                position += len(drawn)
+                makes_updates = makes_updates or windows[0].is_complete
                 del drawn, num_items
-                yield windows.pop()
-                position = end
-                makes_updates = makes_updates or complete
+                yield windows.pop(0)
+                while windows and not self._source.should_stop():
+                    yield windows.pop(0)
             elif not self._asks_to_the_end:
                 break
             if self._source.should_stop():
                 stops = True
                 break
+        self._end_epoch(position, is_short=start.batches == 0 and not (makes_updates or stops))
+
+    def _end_epoch(self, position: int, *, is_short: bool) -> None:
+        plan = self._plan
         if position == 0:
             self._source.warn_of_empty_epoch()
-        elif plan.num_train_epochs == sys.maxsize and start.batches == 0 and not (makes_updates or stops):
+        elif plan.num_train_epochs == sys.maxsize and is_short:
             raise DataError(
                 f"`gradient_accumulation_steps={plan.accumulate}`: `train_dataset` yielded {position} batches in a "
                 "pass, too few for an update step, and training would never end. Set it to at most that number, lower "

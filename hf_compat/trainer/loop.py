@@ -85,8 +85,9 @@ class UpdateLoop(TrainingLoop):
         lightning.begin("on_train_batch_start", window, index)  # the user's Lightning callbacks
         if hooks.counts_tokens_ahead:
             trainer._track_num_input_tokens(window.batches[0])
-        trainer.current_gradient_accumulation_steps = len(window.batches)
-        trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
+        trainer.current_gradient_accumulation_steps = window.drawn
+        if window.begins_update:
+            trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
         if hooks.timing is not None:
             hooks.timing.begin_window()
         if hooks.preemption is not None:
@@ -110,6 +111,12 @@ class UpdateLoop(TrainingLoop):
         hooks.agree_on_stopping(trainer, self.trainer)
         lightning.end("on_train_batch_end", outputs, window, index)
         self.end_batch()
+        self.expect_rest_of(window)
+
+    def expect_rest_of(self, window: Window) -> None:
+        """Count what follows ``window`` as one with it, if its batches were drawn together."""
+        if window.is_followed and not self.should_stop():
+            self.begin_rest()
 
     def train(self, window: Window) -> dict[str, Tensor]:
         """Run forward and backward pass of each batch, then step the optimizer; return the summed loss, ``()``."""

@@ -179,6 +179,13 @@ class TrainingLoop(_TrainingEpochLoop):
         """Train on ``batch``; return the outputs that callbacks get."""
         raise NotImplementedError
 
+    def begin_rest(self) -> None:
+        """Take back the count of the last batch: what comes next is its rest."""
+        self.batch_progress.is_last_batch = False
+        for counts in (self.batch_progress.current, self.batch_progress.total):
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(counts, name, getattr(counts, name) - 1)
+
     def call_training_step(self, batch: Any, index: int) -> Any:
         """Return what :meth:`train` returns, called by strategy and module where these do more than that."""
         trainer, attributes = self.trainer, self.hooks.attributes

@@ -374,3 +374,31 @@ def synchronisation_is_known_at_each_event(kit: Kit) -> None:
     trainer = plain(kit, fields=TWO_EPOCHS, callbacks=[noting()])
     train(kit, trainer)
     kit.keep("synchronises", told)
+
+
+@scenario()
+def windows_that_lack_a_batch(kit: Kit) -> None:
+    """An override drops a batch, so that the next ones begin within an update step, which has begun already."""
+
+    class Dropping(kit.Trainer):
+        @of_old(kit)
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any = None) -> Any:
+            batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+            calls.append(len(batches))
+            return (batches[:1] if len(calls) % 3 else batches), count
+
+    calls: list[int] = []
+    train(kit, plain(kit, rows=30, subclass=Dropping, fields=TWO_EPOCHS))
+
+
+@scenario()
+def windows_with_a_batch_too_many(kit: Kit) -> None:
+    """An override repeats a batch, so that update steps end within what is drawn, and there are more of them."""
+
+    class Repeating(kit.Trainer):
+        @of_old(kit)
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any = None) -> Any:
+            batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+            return batches + batches[:2], count
+
+    train(kit, plain(kit, rows=30, subclass=Repeating, fields=TWO_EPOCHS))
