@@ -340,7 +340,8 @@ class Accelerator(ProcessState):
         """
         learning_rate: float | None = None
         if kwargs:
-            kwargs.pop("scale_wrt_gas", None)
+            if not self._backend.traits.has_engine:
+                kwargs.pop("scale_wrt_gas", None)
             learning_rate = kwargs.pop("learning_rate", None)
         module = self._module
         fused = None if learning_rate is None or self.scaler is not None else _fused_backward(module)
