@@ -338,7 +338,8 @@ class Accelerator(ProcessState):
         """
         learning_rate: float | None = None
         if kwargs:
-            kwargs.pop("scale_wrt_gas", None)
+            if not self._backend.traits.has_engine:
+                kwargs.pop("scale_wrt_gas", None)
             learning_rate = kwargs.pop("learning_rate", None)
         trains, fused = self._backend.trains, None
         if trains and learning_rate is not None and self.scaler is None:

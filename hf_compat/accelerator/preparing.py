@@ -16,6 +16,7 @@ from hf_compat.engine.moving import devices_of, settle_model
 from hf_compat.engine.precision import autocast_forward, scaled_step
 from hf_compat.errors import ModelError
 from hf_compat.model_facts import is_compiled
+from hf_compat.optim.prepared import set_mode
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -103,13 +104,11 @@ class PreparedOptimizer(Optimizer):
 
     def train(self) -> None:
         """Put a schedule-free optimizer in training mode."""
-        if callable(getattr(self.optimizer, "train", None)):
-            self.optimizer.train()  # type: ignore[attr-defined]
+        set_mode(self.optimizer, training=True)
 
     def eval(self) -> None:
         """Put a schedule-free optimizer in evaluation mode."""
-        if callable(getattr(self.optimizer, "eval", None)):
-            self.optimizer.eval()  # type: ignore[attr-defined]
+        set_mode(self.optimizer, training=False)
 
 
 class PreparedSchedule:

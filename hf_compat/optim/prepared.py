@@ -50,6 +50,15 @@ def load_on_device(optimizer: Optimizer, device: torch.device) -> None:
     optimizer.load_state_dict(state)
 
 
+def set_mode(optimizer: object, *, training: bool) -> None:
+    """Put a schedule-free ``optimizer`` into training mode or evaluation mode, also one that DeepSpeed has wrapped."""
+    name, inner = "train" if training else "eval", optimizer
+    while inner is not None and not callable(getattr(inner, name, None)):
+        inner = getattr(inner, "optimizer", None)
+    if inner is not None:
+        getattr(inner, name)()
+
+
 def unwrap_optimizer(optimizer: Any) -> Any:
     """Return the optimizer in a wrapper that :func:`prepare_optimizer` has made; any other as it is."""
     return optimizer.optimizer if _is_wrapper(optimizer) else optimizer

@@ -22,6 +22,7 @@ from hf_compat.engine.precision import forward_precision, without_autocast
 from hf_compat.errors import MetricsError, described
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.optim.losses import loss_and_outputs
+from hf_compat.optim.prepared import set_mode
 from hf_compat.overriding import call_override
 from hf_compat.plan.plan import share_of
 from hf_compat.trainer.construction import announce_evaluation
@@ -105,9 +106,7 @@ def run_loop(
         )
         announce_evaluation(description, session.examples, session.batch_size)
         model.eval()
-        schedule_free: Any = trainer.optimizer  # perhaps
-        if callable(getattr(schedule_free, "eval", None)):
-            schedule_free.eval()
+        set_mode(trainer.optimizer, training=False)
         trainer.callback_handler.eval_dataloader = dataloader
         past = fresh_past(trainer) if effective_args(trainer.args).past_index >= 0 else nullcontext()
         with noting(trainer, evaluates=True), past:

@@ -23,6 +23,7 @@ from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, whole_sequences
 from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
 from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm, unwrap_peft
 from hf_compat.nested import Nested, map_nested
+from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD
 from hf_compat.overriding import check_returned, is_overridden
 
 if TYPE_CHECKING:
@@ -101,6 +102,16 @@ def is_scaled(trainer: Trainer, num_items_in_batch: Tensor | int | None) -> bool
         return trainer.loss_is_scaled_for_ga
     by_model = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
     return by_model or trainer.compute_loss_func is not None
+
+
+def keywords_of_backward(trainer: Trainer) -> dict[str, Any]:
+    """Return the keywords of the accelerator's ``backward`` in ``training_step``, as upstream's."""
+    keywords: dict[str, Any] = {}
+    if trainer.args.optim in UPDATED_IN_BACKWARD:
+        keywords["learning_rate"] = trainer._get_learning_rate()
+    if trainer.lightning_backend.traits.has_engine:
+        keywords["scale_wrt_gas"] = False  # the loss is averaged over the window already
+    return keywords
 
 
 def loss_of_shared_sequences(

@@ -54,7 +54,7 @@ from hf_compat.model_facts import (
 from hf_compat.nested import MAPPINGS, SEQUENCES, rebuild
 from hf_compat.optim import model_patches, prepared
 from hf_compat.optim.losses import check_loss, divide_scalar
-from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD, optimizer_class_and_kwargs
+from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import (
     WarnOnce,
@@ -92,6 +92,7 @@ from hf_compat.trainer.loss import (
     computing_loss,
     has_cpu_autocast,
     is_scaled,
+    keywords_of_backward,
     loss_of,
     loss_of_shared_sequences,
     parts_of_count,
@@ -819,9 +820,7 @@ class Trainer(metaclass=CountsCounterparts):
             args = self.args
             if not is_in_training_mode(model):
                 model.train()
-            train_mode: Any = getattr(self.optimizer, "train", None)  # of a schedule-free one
-            if train_mode is not None and callable(train_mode):
-                train_mode()
+            prepared.set_mode(self.optimizer, training=True)
             inputs = self._prepare_inputs(inputs)
             with computing_loss(self):
                 try:
@@ -845,9 +844,10 @@ class Trainer(metaclass=CountsCounterparts):
             if not averages:
                 loss = divide_scalar(loss, self.current_gradient_accumulation_steps)
             divisor = args.gradient_accumulation_steps if self.semantics.divides_gradients_twice else 1
-            kwargs = {"learning_rate": self._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
             try:
-                self.accelerator.backward(loss if divisor == 1 else divide_scalar(loss, divisor), **kwargs)
+                self.accelerator.backward(
+                    loss if divisor == 1 else divide_scalar(loss, divisor), **keywords_of_backward(self)
+                )
             except RuntimeError as error:
                 explain_backward(source, self.model, returned, error)
                 raise

@@ -66,6 +66,8 @@ THOROUGH = (
     "evaluates_without_training",
     "generates_under_zero_3",
     "resume_zero_2",
+    "backward_of_a_training_step",
+    "schedule_free_under_zero_2",
 )
 
 IN_BACKGROUND = ("zero_2_in_the_background", "zero_3_in_the_background", "parts_in_the_background")

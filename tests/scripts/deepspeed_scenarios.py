@@ -581,3 +581,23 @@ def refused_checkpoints(kit: Kit) -> None:
     kit.keep("was run", Path("was-run").exists())
     _refused(kit, checkpoint, "outside", lambda _: (checkpoint / "latest").write_text("../elsewhere"))
     _refused(kit, checkpoint, "none", lambda _: (checkpoint / "latest").unlink())
+
+
+@shared
+def schedule_free_under_zero_2(kit: Kit) -> None:
+    """DeepSpeed wraps the optimizer, which is put into training and evaluation mode all the same."""
+    trained(kit, config(2), optim="schedule_free_adamw", save_strategy="epoch")
+
+
+@shared
+def backward_of_a_training_step(kit: Kit) -> None:
+    """An override of ``training_step`` has DeepSpeed divide the loss by the batches of an update step."""
+
+    class Own(kit.Trainer):  # type: ignore[misc, name-defined]
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            model.train()
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    trained(kit, config(2), subclass=Own)

@@ -183,10 +183,12 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
     def backward(  # type: ignore[override]
         self, closure_loss: Tensor, optimizer: Optimizer | None, *_: Any, **keywords: Any
     ) -> None:
-        """Run the backward pass and, if it ends the update step, the engine's step."""
-        # The loss is averaged over the window already, so it is not scaled by the config's gradient accumulation.
+        """Run the backward pass and, if it ends the update step, the engine's step.
+
+        Without ``scale_wrt_gas=False`` the engine divides the loss by the config's gradient accumulation.
+        """
         self.engine.set_gradient_accumulation_boundary(is_boundary=self.ends_update)
-        self.engine.backward(closure_loss, scale_wrt_gas=False, **keywords)
+        self.engine.backward(closure_loss, **keywords)
         if self.ends_update:
             self.engine.step()
 
