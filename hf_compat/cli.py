@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
@@ -56,8 +58,8 @@ def _result_of(words: Sequence[str]) -> int | Callable[[], int | None]:
     parser = _parser()
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        told = f"unrecognized arguments: {' '.join(unknown)}"
-        getattr(options, "usage_error", parser.error)(f"{told}{getattr(options, 'remedy', '')}")
+        told = f"unrecognized arguments: {' '.join(unknown)}{getattr(options, 'remedy', '')}"
+        options.parser.error(told + _nearest(unknown[0], options.parser.options()))
     try:
         result: int | Callable[[], int | None] = options.run(options)
     except HFCompatError as error:
@@ -79,11 +81,30 @@ def _printable(text: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors repeat no secret of the command line."""
+    """A parser whose errors suggest what was meant, and repeat no secret of the command line."""
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and ``message``, and exit with 2."""
+        if wrong := _WRONG_CHOICE.search(message):
+            message += _nearest(wrong[1], [word.strip("' ") for word in wrong[2].split(",")])
         super().error(_printable(masked_text(message)))
+
+    def options(self) -> Iterable[str]:
+        """Yield its options as they are written."""
+        for action in self._actions:
+            yield from action.option_strings
+
+
+_WRONG_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)")
+"""argparse's words: what was written, and what may be."""
+
+
+def _nearest(wrong: str, known: Iterable[str]) -> str:
+    """Return a question that suggests the one of ``known`` that ``wrong`` is close to; empty without one."""
+    if wrong.endswith(".py") and "run" in known:
+        return f". Did you mean `hf-compat run {wrong}`?"
+    near = difflib.get_close_matches(wrong.partition("=")[0], list(known), n=1)
+    return f". Did you mean `{near[0]}`?" if near else ""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -112,12 +133,14 @@ def _parser() -> argparse.ArgumentParser:
     shape.add_argument("--json", action="store_true", help="print JSON")
     shape.add_argument("--markdown", action="store_true", help="print a Markdown table")
     explain.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT.py ... | FILE", help=_EXPLAIN_ARGUMENTS)
-    explain.set_defaults(run=_explain, usage_error=explain.error, remedy=_EXPLAIN_ORDER)
+    explain.set_defaults(run=_explain, remedy=_EXPLAIN_ORDER)
     _add_run(commands)
     _add_port(commands)
     words = commands.add_parser("completion", help="print the completion for a shell", description=_COMPLETION)
     words.add_argument("shell", choices=("bash", "zsh"), help="the shell that reads it")
     words.set_defaults(run=_completion)
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 
@@ -333,7 +356,7 @@ def _explain(options: argparse.Namespace) -> int:
     from hf_compat.tools.explain import as_json, as_markdown, as_table, explain_all, explain_command_line, is_misspelt
 
     if options.all == bool(options.arguments):
-        options.usage_error("pass a script with its arguments, a file of fields, or --all")
+        options.parser.error("pass a script with its arguments, a file of fields, or --all")
     explained = explain_all() if options.all else explain_command_line(options.arguments)
     show = as_json if options.json else as_markdown if options.markdown else as_table
     print(show(explained))
@@ -385,7 +408,7 @@ def _verify(options: argparse.Namespace) -> int:
     from hf_compat.tools.verify.command import VerifyOptions, split_words, verify
 
     words, behind = split_words(options.words)
-    parser = argparse.ArgumentParser(prog="hf-compat verify", allow_abbrev=False)
+    parser = _Parser(prog="hf-compat verify", allow_abbrev=False)
     _add_verify_options(parser)
     chosen = vars(parser.parse_args(behind, options))
     known = {item.name for item in fields(VerifyOptions)}

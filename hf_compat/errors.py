@@ -1,7 +1,5 @@
 """The error classes of hf_compat, and ``require_package`` for optional packages.
 
-::
-
     HFCompatError
     ├── ArgumentsError (ValueError)            fields of one TrainingArguments that contradict each other
     │   ├── ArgumentTypesError (AttributeError, TypeError)  fields of a type, or with keys, that cannot be used
@@ -40,7 +38,7 @@
     └── MissingPackageError (ImportError, RuntimeError, ValueError)  an optional package that is not installed
 
 Each also derives from the built-in error that transformers raises in the same case, so that ``except ValueError`` in a
-ported script keeps working. Where that depends on the case, :meth:`HFCompatError.also` gives the class.
+ported script keeps working. Where that depends on the case, ``HFCompatError.also`` gives the class.
 """
 
 from __future__ import annotations
@@ -299,7 +297,7 @@ def described(value: object) -> str:
 
 
 def missing_package(package: str, *, extra: str, purpose: str) -> MissingPackageError:
-    """Return the error of a package that is not installed; arguments as in :func:`require_package`."""
+    """Return the error of a package that is not installed; arguments as in ``require_package``."""
     return MissingPackageError(f'{purpose} needs the package `{package}`. Run: pip install "hf-compat[{extra}]"')
 
 

@@ -89,7 +89,7 @@ def create_repository(api: HfApi, name: str, *, token: str | None, private: bool
             f"The repository `{name}` cannot be created on {api.endpoint}: {_reason(error)} Check `hub_model_id` and "
             "`hub_token`, or set `push_to_hub=False` and upload the output folder later."
         )
-        raise HubError(masked_text(told, [token] if token else [])) from error
+        raise _hub_error(told, error, token) from error
 
 
 def upload(api: HfApi, repo_id: str, folder: str | Path, *, token: str | None, **options: Any) -> CommitInfo:
@@ -112,7 +112,7 @@ def upload(api: HfApi, repo_id: str, folder: str | Path, *, token: str | None, *
     except Exception as error:
         where = f"`{repo_id}`" if options.get("revision") is None else f"`{repo_id}` at `{options['revision']}`"
         told = f"The push to {where} on {api.endpoint} failed: {_reason(error)}"
-        raise HubError(masked_text(told, [token] if token else [])) from error
+        raise _hub_error(told, error, token) from error
     return commit
 
 
@@ -135,6 +135,14 @@ def push_snapshot(api: HfApi, repo_id: str, folder: Path, **options: Any) -> Com
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _hub_error(told: str, error: Exception, token: str | None) -> HubError:
+    """Return the error to raise for ``error``: of its class too, with the Hub's response if there is one."""
+    raised = HubError.also(type(error))(masked_text(told, [token] if token else []))
+    if (response := getattr(error, "response", None)) is not None:
+        raised.response = response  # type: ignore[attr-defined]  # which scripts ask for its status
+    return raised
 
 
 def _reason(error: Exception) -> str:

@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import Mapping, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
 from hf_compat.atomic_files import read_json_object, write_text
 
 if TYPE_CHECKING:
-    from hf_compat.trainer.trainer import Trainer
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.state import TrainerState
 
 
 def speed_metrics(
@@ -65,7 +66,17 @@ def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _format_value(name, value) for name, value in metrics.items()}
 
 
-def log_metrics(trainer: Trainer, split: str, metrics: Mapping[str, Any]) -> None:
+class HasResults(Protocol):
+    """What the functions below need of a Trainer."""
+
+    args: TrainingArguments
+    state: TrainerState
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this is rank 0."""
+
+
+def log_metrics(trainer: HasResults, split: str, metrics: Mapping[str, Any]) -> None:
     """Print ``metrics`` as a table sorted by name, on rank 0."""
     if not trainer.is_world_process_zero():
         return
@@ -76,7 +87,7 @@ def log_metrics(trainer: Trainer, split: str, metrics: Mapping[str, Any]) -> Non
     print("\n".join([f"***** {split} metrics *****", *lines]))  # noqa: T201  scripts call this to see it printed
 
 
-def save_metrics(trainer: Trainer, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+def save_metrics(trainer: HasResults, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
     """Write ``metrics`` to ``<split>_results.json`` in the output folder, on rank 0.
 
     Args:
@@ -102,7 +113,7 @@ def _write_results(path: Path, metrics: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(metrics, indent=4, sort_keys=True))
 
 
-def save_state(trainer: Trainer) -> None:
+def save_state(trainer: HasResults) -> None:
     """Write the trainer's state to ``trainer_state.json`` in the output folder, on rank 0."""
     if trainer.is_world_process_zero():
         trainer.state.save_to_json(Path(trainer.args.output_dir) / "trainer_state.json")

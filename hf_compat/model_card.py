@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hf_compat.arguments.releases import Semantics, resolve_semantics
 from hf_compat.arguments.serialising import hyperparameters
 
 if TYPE_CHECKING:
-    from hf_compat.trainer.trainer import Trainer
+    from hf_compat.arguments.training_arguments import TrainingArguments
+    from hf_compat.state import TrainerState
 
 # The Hub's tags of tasks and metrics, and the task of each transformers model class.
 
@@ -140,6 +141,27 @@ def as_list(value: str | Iterable[Any] | None) -> list[Any]:
     return [value] if isinstance(value, str) else list(value or ())
 
 
+class HasHistory(Protocol):
+    """What a card tells of a Trainer."""
+
+    args: TrainingArguments
+    semantics: Semantics
+    model: Any
+    state: TrainerState
+    train_dataset: Any
+    eval_dataset: Any
+
+    @property
+    def accelerator(self) -> HasSize:
+        """The accelerator."""
+
+
+class HasSize(Protocol):
+    """What a card tells of an accelerator."""
+
+    data_parallel_size: int
+
+
 @dataclass(slots=True)
 class TrainingSummary:
     """The content of a model card: the model and its training run.
@@ -183,7 +205,7 @@ class TrainingSummary:
             self.license = _license_of(self.finetuned_from)
 
     @classmethod
-    def from_trainer(cls, trainer: Trainer, **known: Any) -> TrainingSummary:
+    def from_trainer(cls, trainer: HasHistory, **known: Any) -> TrainingSummary:
         """Return the summary of ``trainer``'s run.
 
         Args:
@@ -283,7 +305,7 @@ class TrainingSummary:
         return "\n".join(lines)
 
 
-def _data_set_facts(trainer: Trainer) -> dict[str, Any]:
+def _data_set_facts(trainer: HasHistory) -> dict[str, Any]:
     """Return identifier, configuration and split of a data set of ``datasets``; nothing if read from plain files."""
     data = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
     datasets: Any = sys.modules.get("datasets")

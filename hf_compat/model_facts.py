@@ -83,54 +83,39 @@ def is_in_training_mode(model: nn.Module) -> bool:
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     """Return what ``model.parameters()`` yields, which walks over the modules several times more slowly."""
-    if not _is_walked_by_torch(model):
+    kind, plain = type(model), nn.Module
+    if (
+        kind.parameters is not plain.parameters
+        or kind.named_parameters is not plain.named_parameters
+        or kind._named_members is not plain._named_members
+    ):
         return list(model.parameters())
-    found: list[nn.Parameter] = []
-    seen: set[int] = set()
-    for module in _modules_of(model):
-        for parameter in module._parameters.values():
-            if parameter is not None and (number := id(parameter)) not in seen:
-                seen.add(number)
-                found.append(parameter)
-    return found
+    found: list[nn.Parameter | None] = []
+    seen: dict[nn.Module, None] = {}
+    rest: list[nn.Module | None] = [model]
+    while rest:
+        module = rest.pop()
+        if module is None or module in seen:
+            continue
+        if type(module).named_modules is not plain.named_modules:
+            return list(model.parameters())
+        seen[module] = None
+        if module._parameters:
+            found += module._parameters.values()
+        if module._modules:
+            rest += reversed(module._modules.values())
+    each_once = dict(zip(map(id, found), found, strict=True))
+    return [parameter for parameter in each_once.values() if parameter is not None]
 
 
 def zero_gradients(model: nn.Module) -> None:
     """Do what ``model.zero_grad()`` does, without torch's slow walk over the modules."""
-    if type(model).zero_grad is not nn.Module.zero_grad or "zero_grad" in vars(model) or not _is_walked_by_torch(model):
+    if type(model).zero_grad is not nn.Module.zero_grad or "zero_grad" in vars(model):
         model.zero_grad()
         return
-    for module in _modules_of(model):
-        for parameter in module._parameters.values():
-            if parameter is not None and parameter.grad is not None:
-                parameter.grad = None
-
-
-def _is_walked_by_torch(model: nn.Module) -> bool:
-    """Return whether ``model.parameters()`` is torch's own, which finds them in ``_parameters`` of all ``_modules``."""
-    kind = type(model)
-    return (
-        kind.parameters is nn.Module.parameters
-        and kind.named_parameters is nn.Module.named_parameters
-        and kind._named_members is nn.Module._named_members
-        and kind.named_modules is nn.Module.named_modules
-    )
-
-
-def _modules_of(model: nn.Module) -> list[nn.Module]:
-    """Return ``list(model.modules())``."""
-    found: dict[nn.Module, None] = {}
-    rest: list[nn.Module | None] = [model]
-    while rest:
-        module = rest.pop()
-        if module is None or module in found:
-            continue
-        if type(module).named_modules is not nn.Module.named_modules:
-            return list(model.modules())
-        found[module] = None
-        if module._modules:
-            rest += reversed(module._modules.values())
-    return list(found)
+    for parameter in parameters_of(model):
+        if parameter.grad is not None:
+            parameter.grad = None
 
 
 def _only_sets_the_mode(train: Callable[..., Any], module: nn.Module) -> bool:
@@ -268,16 +253,16 @@ def lacks_forward(model: nn.Module) -> bool:
     return all(cls.__module__ in (*_LIGHTNING, nn.Module.__module__) for cls in owners)
 
 
-def count_parameters(model: nn.Module, *, trainable_only: bool = False, whole: bool = False) -> int:
+def count_parameters(model: nn.Module, *, trainable_only: bool = False, over_all_ranks: bool = False) -> int:
     """Return the number of ``model``'s parameters, or of its trainable parameters.
 
     Args:
         model: The model.
         trainable_only: Leave out parameters that do not require gradients.
-        whole: Count all of a parameter that ZeRO-3 has partitioned, not what this rank holds of it.
+        over_all_ranks: Count all of a parameter that ZeRO-3 has partitioned, not what this rank holds of it.
     """
     counted = [item for item in model.parameters() if item.requires_grad or not trainable_only]
-    return sum(int(getattr(item, "ds_numel", item.numel())) if whole else item.numel() for item in counted)
+    return sum(int(getattr(item, "ds_numel", item.numel())) if over_all_ranks else item.numel() for item in counted)
 
 
 def indivisible_heads(model: nn.Module, size: int) -> Iterator[tuple[str, int]]:

@@ -14,6 +14,7 @@ Nested: TypeAlias = "Tensor | list[Any] | tuple[Any, ...] | Mapping[Any, Any]"
 # Built once, and with the usual type first: batches are checked at every step.
 SEQUENCES = (list, tuple)
 MAPPINGS = (dict, Mapping)
+_ARRAYS = (Tensor, np.ndarray)
 
 _SequenceT = TypeVar("_SequenceT", bound="list[Any] | tuple[Any, ...]")
 
@@ -25,6 +26,8 @@ def rebuild(like: _SequenceT, items: Iterable[Any]) -> _SequenceT:
 
 def map_nested(change: Callable[[Any], Any], data: object) -> Any:
     """Return ``data`` with ``change`` applied to every leaf; containers keep their types."""
+    if isinstance(data, Tensor):  # nearly every leaf, which it takes longer to find to be no mapping
+        return change(data)
     if isinstance(data, SEQUENCES):
         return rebuild(data, [map_nested(change, item) for item in data])
     if isinstance(data, MAPPINGS):
@@ -45,10 +48,12 @@ def leaves(data: object) -> Iterator[Any]:
 
 def find_batch_size(tensors: object) -> int | None:
     """Return the first dimension of the first tensor or array in ``tensors`` that has one, None if there is none."""
+    if isinstance(tensors, _ARRAYS):
+        return int(tensors.shape[0]) if tensors.ndim else None
     if isinstance(tensors, MAPPINGS):
         tensors = tensors.values()
     elif not isinstance(tensors, SEQUENCES):
-        return int(tensors.shape[0]) if isinstance(tensors, Tensor | np.ndarray) and tensors.ndim else None
+        return None
     for item in tensors:
         if (size := find_batch_size(item)) is not None:
             return size

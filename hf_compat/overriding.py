@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,6 +43,10 @@ NEVER_CALLED: dict[str, str] = {
 """Methods that only upstream calls, to what a subclass should do instead."""
 
 
+_OF_LIGHTNING = {"fit": "train()", "validate": "evaluate()", "test": "predict(test_dataset)"}
+"""Methods of a ``lightning.Trainer``, to what is called here instead."""
+
+
 def refuse_overrides_never_called(kind: type) -> None:
     """Raise if the Trainer class ``kind`` overrides a method that hf_compat never calls.
 
@@ -69,6 +73,11 @@ def explain_missing(trainer: object, name: str) -> Any:
             "`strategy` is an attribute of `trainer.lightning_trainer`, not of this Trainer. Under Ray none is needed: "
             "use `ray.train.huggingface.transformers.prepare_trainer`, not `ray.train.lightning.prepare_trainer`."
         )
+    if name in _OF_LIGHTNING:
+        raise AttributeError(
+            f"`{name}` is a method of a `lightning.Trainer`. Call `{_OF_LIGHTNING[name]}`, or take the run apart with "
+            "`hf_compat.to_lightning`."
+        )
     if name == "lightning_backend":
         kind = type(trainer).__name__
         raise AttributeError(f"`{kind}.__init__` has not called `super().__init__(...)`. Call it first.")
@@ -79,19 +88,20 @@ _OURS: set[FunctionType] = set()
 """Functions of this package that were asked for, as they are at every batch. No closures: they may hold a Trainer."""
 
 
-def is_ours(function: object) -> bool:
-    """Return whether ``function`` is defined in this package, not in a subclass or callback of someone else.
+def is_overridden(function: object) -> bool:
+    """Return whether ``function`` is of someone else, of a subclass or a callback, and not defined in this package.
 
-    A wrapper of someone else's that ``functools.wraps`` has given the names of ours is not.
+    A wrapper of someone else's that ``functools.wraps`` has given the names of ours is theirs.
     """
-    function = getattr(function, "__func__", function)
+    if type(function) is MethodType:
+        function = function.__func__
     if type(function) is FunctionType and function in _OURS:
-        return True
+        return False
     is_from_here = str(getattr(function, "__module__", "")).startswith("hf_compat.")
-    found = is_from_here and not hasattr(function, "__wrapped__")
-    if found and isinstance(function, FunctionType) and function.__closure__ is None:
+    is_ours = is_from_here and not hasattr(function, "__wrapped__")
+    if is_ours and isinstance(function, FunctionType) and function.__closure__ is None:
         _OURS.add(function)
-    return found
+    return not is_ours
 
 
 def check_returned(fits: bool, value: object, method: str, wanted: str) -> None:
@@ -185,7 +195,7 @@ def _signature(function: Callable[..., Any], *, is_bound: bool) -> _Signature:
     )
 
 
-def call_override(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def call_override(method: Callable[..., Any], names: str = "", *given: Any, **named: Any) -> Any:
     """Call ``method``, perhaps an override for another release, with the parameters it has; return its result.
 
     If it can be called as upstream calls it, it is, whatever its parameters are named. Otherwise arguments without a
@@ -193,19 +203,19 @@ def call_override(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
     Args:
         method: A method of a Trainer, or a function assigned to one.
-        *given: Upstream's positional arguments, as pairs of parameter name and value.
+        names: Upstream's names of the parameters that get ``given``, with spaces between them.
+        *given: Upstream's positional arguments.
         **named: Upstream's keyword arguments.
     """
-    function = getattr(method, "__func__", method)
-    if (type(function) is FunctionType and function in _OURS) or is_ours(function):
-        return method(*[value for _, value in given], **named)
-    names, values = zip(*given, strict=True) if given else ((), ())
-    call = _call_of(function, function is not method, names, tuple(named))
+    if not is_overridden(method):
+        return method(*given, **named)
+    function, positional = getattr(method, "__func__", method), tuple(names.split())
+    call = _call_of(function, function is not method, positional, tuple(named))
     if call.is_upstreams:
-        return method(*values, **named)
+        return method(*given, **named)
     if call.positions < len(given):
-        named = {**dict(given), **named}
-    return method(*values[: call.positions], **{name: named[name] for name in call.names})
+        named = {**dict(zip(positional, given, strict=True)), **named}
+    return method(*given[: call.positions], **{name: named[name] for name in call.names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,19 +234,23 @@ _CALLS: WeakKeyDictionary[FunctionType, dict[tuple[Any, ...], _Call]] = WeakKeyD
 """What was found of each override; weakly, since a function of a script may hold the Trainer that it is assigned to."""
 
 
-def _call_of(function: Callable[..., Any], is_bound: bool, given: tuple[str, ...], named: tuple[str, ...]) -> _Call:
+def _call_of(
+    function: Callable[..., Any], is_bound: bool, positional: tuple[str, ...], named: tuple[str, ...]
+) -> _Call:
     if not isinstance(function, FunctionType):
-        return _find_call(function, is_bound, given, named)
-    known, key = _CALLS.setdefault(function, {}), (is_bound, given, named)
+        return _find_call(function, is_bound, positional, named)
+    known, key = _CALLS.setdefault(function, {}), (is_bound, positional, named)
     if key not in known:
-        known[key] = _find_call(function, is_bound, given, named)
+        known[key] = _find_call(function, is_bound, positional, named)
     return known[key]
 
 
-def _find_call(function: Callable[..., Any], is_bound: bool, given: tuple[str, ...], named: tuple[str, ...]) -> _Call:
+def _find_call(
+    function: Callable[..., Any], is_bound: bool, positional: tuple[str, ...], named: tuple[str, ...]
+) -> _Call:
     signature = _signature(function, is_bound=is_bound)
     passed = named if signature.takes_any_name else tuple(name for name in named if name in signature.known)
-    if signature.takes(len(given), passed):
-        return _Call(len(given), passed, is_upstreams=passed == named)
-    found = tuple(dict.fromkeys([*(name for name in given if name in signature.known), *passed]))
+    if signature.takes(len(positional), passed):
+        return _Call(len(positional), passed, is_upstreams=passed == named)
+    found = tuple(dict.fromkeys([*(name for name in positional if name in signature.known), *passed]))
     return _Call(0, found) if signature.takes(0, found) else _Call(len(signature.by_position), passed)

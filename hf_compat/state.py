@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 from hf_compat.arguments.releases import Semantics, resolve_semantics
 from hf_compat.atomic_files import read_json_object, write_text
@@ -20,7 +20,6 @@ from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.trainer.trainer import Trainer
 
 
 logger = logging.getLogger(__name__)
@@ -119,6 +118,16 @@ def _initial_epoch(semantics: Semantics | None = None) -> float | None:
     return 0 if (semantics or resolve_semantics()).state_epoch_starts_at_zero else None
 
 
+class HasRank(Protocol):
+    """What a state asks of its Trainer."""
+
+    def is_local_process_zero(self) -> bool:
+        """Return whether this is local rank 0."""
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this is rank 0."""
+
+
 @dataclass
 class TrainerState(metaclass=CountsCounterparts):
     """The progress of a run, saved in every checkpoint and passed to every callback."""
@@ -164,7 +173,7 @@ class TrainerState(metaclass=CountsCounterparts):
     stateful_callbacks: Any = None
     """Class name → state. The constructor also takes the objects themselves, see :class:`ExportableState`."""
 
-    _missing = frozenset[str]()  # not a field: those without a value in the file that the state was read from
+    _missing = frozenset[str]()  # not a field: those set by a run that are not in the file of an older release
 
     def __post_init__(self) -> None:
         if self.log_history is None:  # None in a call or a file means an empty history
@@ -173,9 +182,9 @@ class TrainerState(metaclass=CountsCounterparts):
             self.stateful_callbacks = _export(self.stateful_callbacks or ())
 
     @classmethod
-    def initial(cls, semantics: Semantics, **given: Any) -> Self:
-        """Return the state before training with ``semantics``; ``given`` are other fields."""
-        return cls(epoch=_initial_epoch(semantics), **given)
+    def initial(cls, semantics: Semantics, **others: Any) -> Self:
+        """Return the state before training with ``semantics``; ``others`` are other fields."""
+        return cls(epoch=_initial_epoch(semantics), **others)
 
     def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
         """Write the state to the file ``json_path``, atomically."""
@@ -208,7 +217,8 @@ class TrainerState(metaclass=CountsCounterparts):
                 "%s: ignored the unknown fields %s, written by another release.", json_path, ", ".join(unknown)
             )
         state = cls(**{name: value for name, value in content.items() if name in known})
-        state._missing = frozenset(known - {name for name, value in content.items() if value is not None})
+        if missing := frozenset(_SET_BY_RUN) - content.keys():  # else `vars` of a state are its fields
+            state._missing = missing
         return state
 
     def take_missing(self, before: TrainerState) -> list[str]:
@@ -217,7 +227,8 @@ class TrainerState(metaclass=CountsCounterparts):
         Args:
             before: The state of the run before it read the file.
         """
-        names = [name for name in _SET_BY_RUN if name in self._missing]
+        missing = vars(self).pop("_missing", ())
+        names = [name for name in _SET_BY_RUN if name in missing or getattr(self, name) is None]
         for name in names:
             setattr(self, name, getattr(before, name))
         return names
@@ -229,7 +240,7 @@ class TrainerState(metaclass=CountsCounterparts):
             if interval is not None:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
-    def init_training_references(self, trainer: Trainer, max_steps: int, num_train_epochs: int, trial: object) -> None:
+    def init_training_references(self, trainer: HasRank, max_steps: int, num_train_epochs: int, trial: object) -> None:
         """Set the fields that are known before the first update step of a ``train`` call.
 
         Args:

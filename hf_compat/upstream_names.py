@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 from abc import ABCMeta
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from hf_compat.errors import MissingPackageError, is_installed
+from hf_compat.overriding import WarnOnce
 
 _NAMES: dict[str, str] = {
     "optimization": """
@@ -103,6 +104,13 @@ _MODULES = (
 """Where these names are looked for next: some moved between releases."""
 
 _DEFAULTS = "hf_compat.callbacks.default_callbacks"
+_TAKEN = ("DEFAULT_PROGRESS_CALLBACK", "Trainer", "TrainingArguments")
+"""What a script may put into the module of transformers' Trainer: a default of ours, or for others to import."""
+_NO_EFFECT = (
+    "`{}` was replaced, but hf_compat's Trainer does not use it, so that its runs do not change. Override the method "
+    "of the Trainer that uses it instead."
+)
+_warn_once = WarnOnce()
 
 _COUNTERPARTS = {"hf_compat": "transformers", "transformers": "hf_compat"}
 
@@ -167,6 +175,14 @@ class ModuleWithDefaults(ModuleType):
     DEFAULT_CALLBACKS = _shared("DEFAULT_CALLBACKS")
     DEFAULT_PROGRESS_CALLBACK = _shared("DEFAULT_PROGRESS_CALLBACK")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set ``name``, and warn once if that is what transformers' Trainer reads there, and ours does not."""
+        before = vars(self).get(name)
+        is_read = isinstance(before, str) or (isinstance(before, FunctionType | type) and _is_of_libraries(before))
+        if is_read and not _is_of_libraries(value) and _package(self) == "transformers" and name not in _TAKEN:
+            _warn_once(_NO_EFFECT.format(f"{self.__name__}.{name}"), stacklevel=3)
+        super().__setattr__(name, value)
+
 
 class CountsCounterparts(ABCMeta):
     """Metaclass of the classes that scripts test for: ``isinstance`` and ``issubclass`` accept transformers' class too.
@@ -191,5 +207,11 @@ def derives_from_counterpart(subclass: type, kind: type) -> bool:
     )
 
 
-def _package(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+def _package(kind: type | ModuleType) -> str:
+    return (kind.__name__ if isinstance(kind, ModuleType) else kind.__module__).partition(".")[0]
+
+
+def _is_of_libraries(value: object) -> bool:
+    """Return whether ``value`` is a function or class of the libraries whose names the module of the Trainer has."""
+    libraries = ("accelerate", "hf_compat", "torch", "transformers")
+    return str(getattr(value, "__module__", "")).partition(".")[0] in libraries

@@ -61,3 +61,26 @@ def test_remarks_that_nobody_reads(tmp_path):
             [*COMMAND, "explain", str(script)], stdout=subprocess.DEVNULL, stderr=writer, env=buffered(), check=False
         )
     assert done.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("verfy train.py", "verify"),
+        ("check out", "checkpoints"),
+        ("train.py --output_dir out", "hf-compat run train.py"),
+        ("verify --stps 5 train.py", "--steps"),
+        ("checkpoints out --verfy", "--verify"),
+        ("explain --jsn=1 train.py", "--json"),
+        ("completion bsh", "bash"),
+        ("nothing like it", None),
+        ("env --zzz", None),
+    ],
+)
+def test_a_misspelt_word(line, meant, capsys):
+    """The error suggests the command, option or choice that was meant, if there is one that is close."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line.split())
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert re.findall(r"Did you mean `(.*)`\?$", told) == ([] if meant is None else [meant])

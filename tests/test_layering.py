@@ -95,13 +95,18 @@ def test_parts_import_in_no_circle():
     assert set(TopologicalSorter(used).static_order()) == LAYER_OF.keys()
 
 
+def files_named(node: ast.ImportFrom) -> set[Path]:
+    """Return the files of ours that ``from ... import ...`` is about."""
+    folder = Path(*node.module.split(".")[1:])
+    named = {folder / f"{alias.name}.py" for alias in node.names} & set(MODULES)
+    return named or {folder.with_suffix(".py"), folder / "__init__.py"} & set(MODULES)
+
+
 def files_imported(module: Path):
     """Yield the files that a module imports when it runs, those that its functions import too."""
     for node in statements(ast.parse((ROOT / module).read_text()), in_functions=True):
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(PREFIX):
-            folder = Path(*node.module.split(".")[1:])
-            named = {folder / f"{alias.name}.py" for alias in node.names} & set(MODULES)
-            yield from named or {folder.with_suffix(".py"), folder / "__init__.py"} & set(MODULES)
+            yield from files_named(node)
 
 
 def test_files_import_in_no_circle():
@@ -166,3 +171,29 @@ def test_every_test_says_what_it_shows():
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
     ]
     assert silent == []
+
+
+LARGEST_CIRCLE = 15
+"""Files that know each other by their types: the Trainer and what its methods hand it to; the arguments."""
+
+
+def test_few_files_know_each_other_by_types():
+    """Counting what only type checkers see, no more than 15 files import each other, each by way of the others."""
+    known: dict[Path, set[Path]] = {}
+    for module in MODULES:
+        known[module] = set()
+        for node in ast.walk(ast.parse((ROOT / module).read_text())):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(PREFIX):
+                known[module] |= files_named(node)
+
+    def reached_from(start):
+        seen, ahead = set(), [start]
+        while ahead:
+            ahead += (fresh := known[ahead.pop()] - seen)
+            seen |= fresh
+        return seen
+
+    reached = {module: reached_from(module) for module in MODULES}
+    circles = {frozenset(other for other in reached[module] if module in reached[other]) for module in MODULES}
+    largest = max(circles, key=len)
+    assert len(largest) <= LARGEST_CIRCLE, sorted(map(str, largest))

@@ -3,6 +3,7 @@
 import builtins
 import importlib.util
 import itertools
+import os
 import re
 import shlex
 import subprocess
@@ -176,14 +177,35 @@ def test_figures_of_performance_are_those_of_the_results():
     importlib.util.find_spec("mkdocs") is None, reason='mkdocs is missing: pip install "hf-compat[docs]"'
 )
 def test_the_site_is_built(tmp_path):
-    """Every page is in the menu, every link leads somewhere, every object of the reference is found."""
+    """Every page is in the menu, every link leads somewhere, every object of the reference is found.
+
+    With the repository's address, as a workflow has it, each page leads there; docstrings are in what is rendered.
+    """
+    home = "https://example.org/owner/project"
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
         cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"SITE_REPOSITORY": home, "SITE_EDIT": "edit/main/docs/"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     menu = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(menu) == sorted(page.name for page in PAGES[1:])
-    for page in PAGES[1:]:
-        folder = tmp_path / "site" / (page.stem if page.stem != "index" else "")
-        assert (folder / "index.html").is_file()
+    sources = {page.stem: f"docs/{page.name}" for page in PAGES[1:]}
+    sources |= {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+    assert sorted(menu) == sorted(f"{name}.md" for name in sources)
+    for name, source in sources.items():
+        text = (tmp_path / "site" / (name if name != "index" else "") / "index.html").read_text(encoding="utf-8")
+        assert f'href="{home}/edit/main/{source}"' in text
+        assert not re.search(r":(class|data|func|meth|mod|ref):|<p>::", text), name
+    for name, target in {"examples": "examples/lora.py", "contributing": "tests/README.md"}.items():
+        assert f'href="{home}/blob/main/{target}"' in (tmp_path / "site" / name / "index.html").read_text(
+            encoding="utf-8"
+        )
+
+
+def test_examples_end_as_their_table_says():
+    """The last line of each output of the page of examples is that of the table's row."""
+    text = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"`hf-compat run (examples/\w+\.py)`.*?\n\n?    ([^\n]+)\n    ```\n", text, re.DOTALL))
+    rows = dict(re.findall(r"^\| `(examples/\w+\.py)` \| .* \| (.*) \|$", text, re.MULTILINE))
+    assert len(shown) == 6
+    assert shown.items() <= rows.items()

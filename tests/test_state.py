@@ -203,3 +203,13 @@ def test_the_control_clears_its_switches():
         getattr(mine, name)()
         getattr(theirs, name)()
         assert mine.state() == theirs.state()
+
+
+def test_the_attributes_of_a_state_are_its_fields(tmp_path):
+    """As transformers', one that was read from a file makes another of its attributes, and JSON of them."""
+    path = tmp_path / "trainer_state.json"
+    ours.TrainerState(global_step=3, log_history=[{"loss": 1.5, "step": 3}]).save_to_json(path)
+    state = ours.TrainerState.load_from_json(path)
+    assert vars(state).keys() == vars(upstream.TrainerState.load_from_json(path)).keys()
+    assert ours.TrainerState(**vars(state)) == state
+    assert json.loads(json.dumps(vars(state)))["global_step"] == 3

@@ -125,7 +125,7 @@ def test_what_an_instance_keeps_for_itself(tmp_path):
     assert {name for name in vars(trainer) if name not in UPSTREAM and name not in OURS} == KEPT
 
 
-LONGEST = {Path("trainer/trainer.py"): 1500}
+LONGEST = {Path("trainer/trainer.py"): 1600}
 """Upstream's class, with a body for each of its methods."""
 
 

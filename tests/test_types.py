@@ -91,7 +91,8 @@ def described():
 
 def with_references(kind, text):
     """Return a docstring with those of the methods of the same class that it refers to, and so on."""
-    methods = re.findall(r":meth:`(\w+)`", text)
+    told = re.findall(r"\b(?:see|what) (``\w+``(?: and ``\w+``)*)", text)
+    methods = [name for name in re.findall(r"\w+", " ".join(told).replace(" and ", " ")) if hasattr(kind, name)]
     return " ".join([text, *(with_references(kind, inspect.getdoc(getattr(kind, name)) or "") for name in methods)])
 
 

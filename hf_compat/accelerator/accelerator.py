@@ -29,11 +29,12 @@ from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import DistributedType, ProcessState, RunState
 from hf_compat.engine.moving import has_device_map
-from hf_compat.engine.precision import ForwardMixedPrecision, set_scaler
+from hf_compat.engine.precision import ForwardMixedPrecision, set_scaler, without_autocast
 from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, shared_sequences
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import NotSupportedError
 from hf_compat.memory import free_memory
+from hf_compat.model_facts import is_compiled, unwrap_model
 from hf_compat.nested import Nested
 from hf_compat.optim.prepared import load_on_device, unwrap_optimizer
 
@@ -311,8 +312,10 @@ class Accelerator(ProcessState):
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
-        backend, own = self._backend, any(optimizer.step_was_skipped for optimizer in self._prepared_optimizers)
-        return own or getattr(backend.precision, "step_was_skipped", False) or backend.strategy.step_was_skipped
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, PreparedOptimizer) and optimizer.step_was_skipped:
+                return True
+        return getattr(self._backend.precision, "step_was_skipped", False) or self._backend.strategy.step_was_skipped
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -326,12 +329,7 @@ class Accelerator(ProcessState):
     @property
     def has_lomo_optimizer(self) -> bool:
         """Whether the run's optimizer updates parameters in the backward pass."""
-        return _fused_backward(self._module) is not None
-
-    @property
-    def _module(self) -> HFModule | None:
-        """The module of the current fit, None outside one."""
-        return self._backend.module if self._backend.trains else None
+        return self._backend.trains and _fused_backward(self._backend.module) is not None
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run the backward pass of ``loss``, scaled with fp16.
@@ -342,11 +340,12 @@ class Accelerator(ProcessState):
         if kwargs:
             kwargs.pop("scale_wrt_gas", None)
             learning_rate = kwargs.pop("learning_rate", None)
-        module = self._module
-        fused = None if learning_rate is None or self.scaler is not None else _fused_backward(module)
+        trains, fused = self._backend.trains, None
+        if trains and learning_rate is not None and self.scaler is None:
+            fused = _fused_backward(self._backend.module)
         if fused is not None and learning_rate is not None:
             fused(loss, learning_rate)
-        elif module is None:
+        elif not trains:
             torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss), **kwargs)
         else:
             self._backend.strategy.backward(loss, None, **kwargs)
@@ -381,7 +380,7 @@ class Accelerator(ProcessState):
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which gradients are not synchronised, unless ``sync_each_batch`` is set."""
         strategy = self._backend.strategy
-        return strategy.accumulating(model, ends_update=strategy.ends_update, syncs=False)
+        return (None if strategy.syncs_each_batch else strategy.without_sync(model)) or nullcontext()
 
     @staticmethod
     @contextmanager
@@ -494,7 +493,7 @@ class Accelerator(ProcessState):
             rank=self.data_parallel_rank,
             split_batches=config.split_batches,
             even_batches=config.even_batches,
-            shards_batches=self._backend.loop.shards_batches,
+            shards_batches=self._backend.loop_settings.shards_batches,
             tells_epoch=self._semantics.reshuffles_batch_samplers,
             always_tells_dataset=self._semantics.corrected,
             dispatch_batches=config.dispatch_batches,
@@ -602,9 +601,12 @@ class Accelerator(ProcessState):
         Args:
             model: The wrapped model.
             keep_fp32_wrapper: Whether its forward pass stays under autocast.
-            keep_torch_compile: Whether a compiled model stays compiled.
+            keep_torch_compile: Whether a model with no wrapper but ``torch.compile``'s is returned compiled.
         """
-        return preparing.unwrap(model, keeps_autocast=keep_fp32_wrapper, keeps_compiled=keep_torch_compile)
+        inner = unwrap_model(model)
+        if not keep_fp32_wrapper:
+            without_autocast(inner)
+        return model if keep_torch_compile and is_compiled(model) and model._orig_mod is inner else inner
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return ``model``'s full state dict.

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hf_compat.engine.moving import devices_of, settle_model
-from hf_compat.engine.precision import autocast_forward, scaled_step, without_autocast
+from hf_compat.engine.precision import autocast_forward, scaled_step
 from hf_compat.errors import ModelError
-from hf_compat.model_facts import is_compiled, unwrap_model
+from hf_compat.model_facts import is_compiled
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -217,20 +217,6 @@ def prepare_model(
     return model
 
 
-def unwrap(model: nn.Module, *, keeps_autocast: bool, keeps_compiled: bool) -> nn.Module:
-    """Return ``model`` without its wrappers.
-
-    Args:
-        model: The model.
-        keeps_autocast: Whether its forward pass stays under autocast.
-        keeps_compiled: Whether a model with no wrapper but ``torch.compile``'s is returned compiled.
-    """
-    inner = unwrap_model(model)
-    if not keeps_autocast:
-        without_autocast(inner)
-    return model if keeps_compiled and is_compiled(model) and model._orig_mod is inner else inner
-
-
 # `GradientState`: whether a backward pass ends an update step, and the current loader, by accelerate's names.
 
 
@@ -290,7 +276,7 @@ class GradientState:
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the current batch is the loader's last one."""
-        return bool(getattr(self.active_dataloader, "end_of_dataloader", False))
+        return bool(getattr(self._backend.loaders.current, "end_of_dataloader", False))
 
     @property
     def remainder(self) -> int:

@@ -7,12 +7,9 @@ import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_compat.errors import ArgumentsError
-
-if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments
 
 
 @dataclass
@@ -59,7 +56,7 @@ class AcceleratorConfig:
         return self.__dict__.pop(key, default)
 
 
-def syncs_each_batch(args: TrainingArguments) -> bool:
+def syncs_each_batch(config: AcceleratorConfig) -> bool:
     """Return whether ranks exchange gradients after each batch, not once for an update step."""
-    accumulation = args.accelerator_config.gradient_accumulation_kwargs or {}
+    accumulation = config.gradient_accumulation_kwargs or {}
     return bool(accumulation.get("sync_each_batch"))

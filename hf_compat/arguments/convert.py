@@ -9,7 +9,7 @@ import warnings
 from hf_compat.arguments.fields import DeclaredField, declared
 from hf_compat.arguments.releases import keep_apart
 from hf_compat.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
-from hf_compat.errors import ArgumentTypesError
+from hf_compat.errors import ArgumentTypesError, described
 
 _KINDS: dict[str, type[TrainingArguments]] = {
     "Seq2SeqTrainingArguments": Seq2SeqTrainingArguments,
@@ -49,7 +49,8 @@ def from_transformers(args: object) -> TrainingArguments:
         return args  # `isinstance` alone is true of transformers' as well
     kind = _kind_of(args)
     if kind is None:
-        raise ArgumentTypesError([f"`args` is a {type(args).__name__}: pass a `TrainingArguments`."])
+        found = f"the class {args.__name__}" if isinstance(args, type) else described(args)
+        raise ArgumentTypesError([f"`args` is {found}: pass an instance of `TrainingArguments`."])
     ours = declared(kind)
     known = {name for name, item in ours.items() if item.init}
     given = {name: getattr(args, name) for name in known & _fields_of_transformers(args)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from hf_compat.arguments.enums import HubStrategy
-from hf_compat.arguments.releases import Semantics, effective_args
+from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
 from hf_compat.errors import OutputFolderError
 
 if TYPE_CHECKING:
@@ -68,6 +69,18 @@ def saves_checkpoints(args: TrainingArguments) -> bool:
 def epochs_to_train(args: TrainingArguments) -> float | None:
     """Return the epochs of a run; None if ``max_steps``, which may be 0, says when it ends."""
     return args.num_train_epochs if args.max_steps < 0 else None
+
+
+def warmup_update_steps(args: TrainingArguments, num_training_steps: int) -> int:
+    """Return the update steps of warmup in a run of ``num_training_steps``; a fraction is rounded up.
+
+    ``warmup_steps`` takes precedence over ``warmup_ratio``, the older field for a fraction.
+    """
+    args = effective_args(args)
+    steps = args.warmup_steps
+    if steps >= 1 or (steps and not resolve_semantics(args.semantics).warmup_below_one_is_ratio):
+        return int(steps)
+    return math.ceil(num_training_steps * (steps or args.warmup_ratio or 0.0))
 
 
 # Compiled models, as the fields describe them.

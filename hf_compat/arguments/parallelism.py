@@ -130,17 +130,17 @@ def unused_handler_texts(args: TrainingArguments) -> Iterator[str]:
 
 def parallelism_problems(args: TrainingArguments) -> Iterator[Problem]:
     """Yield the problems of ``parallelism_config``, or of the variables used in its place."""
-    given = args.parallelism_config
-    if isinstance(given, Mapping):
-        for key in sorted(set(given) - {*_SIZES, *_UNSUPPORTED, *_OTHERS}, key=str):
+    config = args.parallelism_config
+    if isinstance(config, Mapping):
+        for key in sorted(set(config) - {*_SIZES, *_UNSUPPORTED, *_OTHERS}, key=str):
             known = ", ".join((*_SIZES, *_OTHERS))
-            yield config_problem(key, given[key], f"is not a keyword of `ParallelismConfig`; use {known}.")
-    elif given is not None and not hasattr(given, "tp_size"):
-        yield Problem("parallelism_config", given, "pass accelerate's `ParallelismConfig` or a dict of its keywords.")
+            yield config_problem(key, config[key], f"is not a keyword of `ParallelismConfig`; use {known}.")
+    elif config is not None and not hasattr(config, "tp_size"):
+        yield Problem("parallelism_config", config, "pass accelerate's `ParallelismConfig` or a dict of its keywords.")
         return
-    yield from handler_problems(given, launched=_is_launched(given))
-    yield from _mesh_problems(given)
-    sizes = _sizes(given)
+    yield from handler_problems(config, launched=_is_launched(config))
+    yield from _mesh_problems(config)
+    sizes = _sizes(config)
     wrong = {key: size for key, size in sizes.items() if not _is_count(size)}
     for key, size in wrong.items():
         yield config_problem(key, size, "must be an integer, 1 or more.")
@@ -148,12 +148,18 @@ def parallelism_problems(args: TrainingArguments) -> Iterator[Problem]:
         if key not in wrong and sizes[key] > 1:
             yield config_problem(key, sizes[key], advice, unsupported=True)
     if not wrong and sizes["sp_size"] > 1:
-        yield from sequence_parallel_problems(args, sizes, has_deepspeed=requests_deepspeed(args))
+        yield from sequence_parallel_problems(
+            config,
+            sizes,
+            has_deepspeed=requests_deepspeed(args),
+            has_fsdp=bool(args.fsdp),
+            label_smoothing_factor=args.label_smoothing_factor,
+        )
         return
     if not wrong:
         yield from _contradictions(sizes, shards=requests_fsdp(args), partitions=requests_deepspeed(args))
         if sizes["cp_size"] > 1:
-            yield from context_parallel_problems(args, sizes, shards=requests_fsdp(args))
+            yield from context_parallel_problems(config, sizes, shards=requests_fsdp(args))
 
 
 def _contradictions(sizes: Mapping[str, int], *, shards: bool, partitions: bool) -> Iterator[Problem]:
@@ -174,11 +180,11 @@ def _contradictions(sizes: Mapping[str, int], *, shards: bool, partitions: bool)
         yield config_problem("dp_replicate_size", replicas, text, unsupported=True)
 
 
-def _sizes(given: object) -> dict[str, Any]:
-    """Return every size; those that ``given`` does not set come from the launcher's variables, as in accelerate."""
-    sizes, launched = {}, _is_launched(given)
+def _sizes(config: object) -> dict[str, Any]:
+    """Return every size; those that ``config`` does not set come from the launcher's variables, as in accelerate."""
+    sizes, launched = {}, _is_launched(config)
     for key in (*_SIZES, "sp_size", *_UNSUPPORTED):
-        size = config_value(given, key)
+        size = config_value(config, key)
         if size is None and launched:
             text = launched_value(key)
             size = int(text) if text is not None and text.isdigit() else text
@@ -186,14 +192,14 @@ def _sizes(given: object) -> dict[str, Any]:
     return sizes
 
 
-def _is_launched(given: object) -> bool:
-    """Return whether the launcher's variables count where ``given`` says nothing."""
-    return given is not None or os.environ.get(USE_VARIABLE, "").lower() in ("1", "true")
+def _is_launched(config: object) -> bool:
+    """Return whether the launcher's variables count where ``config`` says nothing."""
+    return config is not None or os.environ.get(USE_VARIABLE, "").lower() in ("1", "true")
 
 
-def _mesh_problems(given: object) -> Iterator[Problem]:
-    """Yield a problem if ``given`` has a device mesh of its own, whose ranks are in another order than by its sizes."""
-    mesh = None if isinstance(given, Mapping) else getattr(given, "device_mesh", None)
+def _mesh_problems(config: object) -> Iterator[Problem]:
+    """Yield a problem if ``config`` has a device mesh of its own, whose ranks have another order than by its sizes."""
+    mesh = None if isinstance(config, Mapping) else getattr(config, "device_mesh", None)
     if mesh is None:
         return
     ranks = mesh.mesh.flatten().tolist()

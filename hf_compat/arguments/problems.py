@@ -83,6 +83,49 @@ _ELSEWHERE = {
     **dict.fromkeys(("padding", "truncation"), "pass it to the tokenizer"),
 }
 """Names that often are given here, to where they belong."""
+OTHER_NAMES_OF_FIELDS = {
+    **dict.fromkeys(("batch_size", "train_batch_size"), "`per_device_train_batch_size`"),
+    "clip_grad_norm": "`max_grad_norm`",
+    **dict.fromkeys(("cpu", "device"), "`use_cpu`, since a GPU is used where there is one"),
+    **dict.fromkeys(("early_stopping", "early_stopping_patience"), "`EarlyStoppingCallback`, passed to the Trainer"),
+    **dict.fromkeys(("epoch", "epochs", "n_epochs", "num_epochs"), "`num_train_epochs`"),
+    **dict.fromkeys(("eval_batch_size", "val_batch_size"), "`per_device_eval_batch_size`"),
+    **dict.fromkeys(("grad_accum_steps", "gradient_accumulation"), "`gradient_accumulation_steps`"),
+    **dict.fromkeys(("lr", "base_lr"), "`learning_rate`"),
+    **dict.fromkeys(("lr_scheduler", "scheduler"), "`lr_scheduler_type`"),
+    "optimizer": "`optim`",
+    **dict.fromkeys(("mixed_precision", "dtype", "torch_dtype"), "`bf16` or `fp16`"),
+    **dict.fromkeys(("num_workers", "workers"), "`dataloader_num_workers`"),
+    **dict.fromkeys(("steps", "num_steps", "num_train_steps", "total_steps"), "`max_steps`"),
+}
+"""What other libraries and scripts call fields, to the fields."""
+_WITHOUT_FIELD = (
+    *("barebones", "benchmark", "detect_anomaly", "devices", "enable_autolog_hparams", "enable_model_summary"),
+    *("fast_dev_run", "gradient_clip_algorithm", "inference_mode", "limit_predict_batches"),
+    *("limit_test_batches", "limit_train_batches", "limit_val_batches", "max_time", "min_epochs", "min_steps"),
+    *("model_registry", "num_nodes", "overfit_batches", "plugins", "profiler"),
+    *("reload_dataloaders_every_n_epochs", "strategy", "sync_batchnorm", "use_distributed_sampler"),
+)
+"""Keywords of ``lightning.Trainer`` that no field stands for."""
+LIGHTNING_KEYWORDS = {
+    "accelerator": "`use_cpu`",
+    "accumulate_grad_batches": "`gradient_accumulation_steps`",
+    "check_val_every_n_epoch": "`eval_strategy`",
+    "default_root_dir": "`output_dir`",
+    "deterministic": "`full_determinism`",
+    "enable_checkpointing": "`save_strategy`",
+    "enable_progress_bar": "`disable_tqdm`",
+    "gradient_clip_val": "`max_grad_norm`",
+    "log_every_n_steps": "`logging_steps`",
+    "logger": "`report_to`",
+    "max_epochs": "`num_train_epochs`",
+    "max_steps": "`max_steps`",
+    "num_sanity_val_steps": "`eval_on_start`",
+    "precision": "`bf16` or `fp16`",
+    "val_check_interval": "`eval_strategy` and `eval_steps`",
+    **dict.fromkeys(_WITHOUT_FIELD),
+}
+"""Keywords of ``lightning.Trainer``, to the fields that say the same; None without one."""
 
 
 def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> str:
@@ -119,6 +162,11 @@ def _sentence(kind: type[Any], name: str, known: Iterable[str]) -> str:
         return f"{problem}use `{owners[0]}`, which has it."
     if name in _ELSEWHERE:
         return f"{problem}{_ELSEWHERE[name]}."
+    if name in OTHER_NAMES_OF_FIELDS:
+        return f"{problem}use {OTHER_NAMES_OF_FIELDS[name]}."
+    if name in LIGHTNING_KEYWORDS:
+        field = LIGHTNING_KEYWORDS[name]
+        return f"{problem}{f'use {field}, or ' if field else ''}pass `lightning={{{name!r}: ...}}` to the Trainer."
     return f"{problem}did you mean `{difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]}`?"
 
 

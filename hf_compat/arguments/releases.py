@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,15 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from packaging.version import InvalidVersion, Version
 
 from hf_compat.arguments.problems import Problem, raise_all
 from hf_compat.errors import HFCompatWarning
 
-if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments
+Arguments = TypeVar("Arguments")
 
 # Behaviours that changed between transformers releases, and which of them a run reproduces.
 #
@@ -211,7 +209,7 @@ def _default_release() -> Version:
 
 
 def semantics_problem(requested: str | None) -> Problem | None:
-    """Return why :func:`resolve_semantics` cannot follow ``requested``, or else what the environment requests."""
+    """Return why ``resolve_semantics`` cannot follow ``requested``, or else what the environment requests."""
     name = "semantics" if requested else ENVIRONMENT_VARIABLE
     chosen = requested or os.environ.get(ENVIRONMENT_VARIABLE)
     if not chosen or chosen == "corrected":
@@ -268,10 +266,10 @@ _STORE = "_values_for_run"
 
 
 @contextmanager
-def script_values_aside(args: TrainingArguments, of_the_script: Mapping[str, object]) -> Iterator[None]:
+def script_values_aside(args: object, of_the_script: Mapping[str, object]) -> Iterator[None]:
     """In the block ``args`` have the run's values of the fields that are the script's.
 
-    Afterwards the script's values are back, and the run's are kept for :func:`effective_args`.
+    Afterwards the script's values are back, and the run's are kept for ``effective_args``.
 
     Args:
         args: The arguments.
@@ -290,13 +288,13 @@ def script_values_aside(args: TrainingArguments, of_the_script: Mapping[str, obj
         vars(args).update(theirs)
 
 
-def keep_apart(args: TrainingArguments, name: str, value: object) -> None:
+def keep_apart(args: object, name: str, value: object) -> None:
     """Set the field ``name`` of ``args`` to a script's ``value`` of that name; the run uses the value it has now."""
     vars(args).setdefault(_STORE, {})[name] = getattr(args, name)
     setattr(args, name, value)
 
 
-def effective_args(args: TrainingArguments) -> TrainingArguments:
+def effective_args(args: Arguments) -> Arguments:
     """Return ``args`` as a run reads them: with its own values of fields that are the script's."""
     if _STORE not in args.__dict__:  # nearly always, and at every batch
         return args
@@ -336,15 +334,3 @@ def default_optimizer() -> str:
     except metadata.PackageNotFoundError:
         return "adamw_torch"
     return "adamw_torch_fused" if installed >= _FUSED_ADAMW_IS_DEFAULT else "adamw_torch"
-
-
-def warmup_update_steps(args: TrainingArguments, num_training_steps: int) -> int:
-    """Return the update steps of warmup in a run of ``num_training_steps``; a fraction is rounded up.
-
-    ``warmup_steps`` takes precedence over ``warmup_ratio``, the older field for a fraction.
-    """
-    args = effective_args(args)
-    steps = args.warmup_steps
-    if steps >= 1 or (steps and not resolve_semantics(args.semantics).warmup_below_one_is_ratio):
-        return int(steps)
-    return math.ceil(num_training_steps * (steps or args.warmup_ratio or 0.0))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_compat.arguments.problems import Problem
-
-if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments
 
 # The handlers and backends of `parallelism_config`: what they may say, whichever sizes there are.
 
@@ -41,26 +38,26 @@ BACKENDS = {"cp_backend": "torch", "sp_backend": "deepspeed"}
 """Keyword of ``ParallelismConfig`` → the one value that accelerate takes."""
 
 
-def handler_problems(given: object, *, launched: bool) -> Iterator[Problem]:
+def handler_problems(config: object, *, launched: bool) -> Iterator[Problem]:
     """Yield the problems of handlers and backends.
 
     Args:
-        given: accelerate's ``ParallelismConfig`` or a dict of its keywords; None without one.
-        launched: Whether the launcher's variables count where ``given`` says nothing.
+        config: accelerate's ``ParallelismConfig`` or a dict of its keywords; None without one.
+        launched: Whether the launcher's variables count where ``config`` says nothing.
     """
     for name, handler in HANDLERS.items():
-        value = config_value(given, name)
+        value = config_value(config, name)
         if value is not None:
             yield from _problems_of(name, handler, value)
     for name, backend in BACKENDS.items():
-        value = config_value(given, name) or (launched_value(name) if launched else None)
+        value = config_value(config, name) or (launched_value(name) if launched else None)
         if value not in (None, backend):
             yield config_problem(name, value, f"must be {backend!r}.")
 
 
-def unused_handlers(given: object, sizes: Mapping[str, int]) -> dict[str, str]:
-    """Return each handler of ``given`` whose size is 1, so that it has no effect, with the keyword of that size."""
-    named = {name: handler.size for name, handler in HANDLERS.items() if config_value(given, name) is not None}
+def unused_handlers(config: object, sizes: Mapping[str, int]) -> dict[str, str]:
+    """Return each handler of ``config`` whose size is 1, so that it has no effect, with the keyword of that size."""
+    named = {name: handler.size for name, handler in HANDLERS.items() if config_value(config, name) is not None}
     return {name: size for name, size in named.items() if sizes[size] == 1}
 
 
@@ -77,9 +74,9 @@ def _problems_of(name: str, handler: _Handler, value: object) -> Iterator[Proble
         yield config_problem("tp_handler", {"enable_async_tp": True}, text, unsupported=True)
 
 
-def config_value(given: object, name: str) -> Any:
-    """Return a value of ``given``, accelerate's ``ParallelismConfig`` or a dict of its keywords; None if not set."""
-    return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+def config_value(config: object, name: str) -> Any:
+    """Return a value of ``config``, accelerate's ``ParallelismConfig`` or a dict of its keywords; None if not set."""
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
 def launched_value(name: str) -> str | None:
@@ -87,9 +84,9 @@ def launched_value(name: str) -> str | None:
     return os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}")
 
 
-def handler_value(given: object, handler: str, name: str) -> Any:
-    """Return a value of a handler of ``given``, an object or a dict; where it is not set, the launcher's."""
-    value = config_value(config_value(given, handler), name)
+def handler_value(config: object, handler: str, name: str) -> Any:
+    """Return a value of a handler of ``config``, an object or a dict; where it is not set, the launcher's."""
+    value = config_value(config_value(config, handler), name)
     return launched_value(name) if value is None else value
 
 
@@ -137,11 +134,11 @@ class SequenceParallelism:
         )
 
 
-def sequence_parallelism(given: object, sizes: Mapping[str, int]) -> SequenceParallelism | None:
+def sequence_parallelism(config: object, sizes: Mapping[str, int]) -> SequenceParallelism | None:
     """Return the sequence parallelism that a configuration requests; None without it.
 
     Args:
-        given: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variables alone.
+        config: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variables alone.
         sizes: Every size by its keyword.
     """
     if sizes["sp_size"] == 1:
@@ -149,42 +146,44 @@ def sequence_parallelism(given: object, sizes: Mapping[str, int]) -> SequencePar
     return SequenceParallelism(
         size=sizes["sp_size"],
         data=sizes["dp_replicate_size"] * sizes["dp_shard_size"],
-        attention=handler_value(given, "sp_handler", "sp_attn_implementation") or _DEFAULT_ATTENTION,
-        length=None if _is_variable(given) else int(handler_value(given, "sp_handler", "sp_seq_length")),
+        attention=handler_value(config, "sp_handler", "sp_attn_implementation") or _DEFAULT_ATTENTION,
+        length=None if _is_variable(config) else int(handler_value(config, "sp_handler", "sp_seq_length")),
     )
 
 
 def sequence_parallel_problems(
-    args: TrainingArguments, sizes: Mapping[str, int], *, has_deepspeed: bool
+    config: object, sizes: Mapping[str, int], *, has_deepspeed: bool, has_fsdp: bool, label_smoothing_factor: float
 ) -> Iterator[Problem]:
     """Yield the problems of a ``parallelism_config`` whose ``sp_size`` is above 1.
 
     Args:
-        args: The training arguments.
+        config: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variables alone.
         sizes: Every size by its keyword.
         has_deepspeed: Whether the arguments or the launcher request DeepSpeed.
+        has_fsdp: Whether ``fsdp`` is set.
+        label_smoothing_factor: That of the arguments.
     """
-    given, size = args.parallelism_config, sizes["sp_size"]
+    size = sizes["sp_size"]
     if not has_deepspeed:
-        others = "; `fsdp` cannot be combined with it" if args.fsdp else ""
+        others = "; `fsdp` cannot be combined with it" if has_fsdp else ""
         yield config_problem("sp_size", size, f"sequence parallelism needs DeepSpeed{others}: set `deepspeed`.")
     for key in _EXCLUDED:
         if sizes[key] > 1:
             text = f"cannot be combined with `sp_size={size}`; set one of them to 1."
             yield config_problem(key, sizes[key], text, unsupported=True)
-    attention = handler_value(given, "sp_handler", "sp_attn_implementation")
+    attention = handler_value(config, "sp_handler", "sp_attn_implementation")
     if attention is not None and attention not in _ATTENTIONS and not _is_flash_kernel(attention):
         known = ", ".join(map(repr, _ATTENTIONS))
         text = f"must be one of {known}, or a flash-attention kernel of the Hub: others need a mask of all positions."
         yield config_problem("sp_attn_implementation", attention, text)
-    if not _is_variable(given):
-        yield from _length_problems(handler_value(given, "sp_handler", "sp_seq_length"), size)
-    if args.label_smoothing_factor:
+    if not _is_variable(config):
+        yield from _length_problems(handler_value(config, "sp_handler", "sp_seq_length"), size)
+    if label_smoothing_factor:
         text = (
             f"label smoothing is not supported with `sp_size={size}`, where each rank computes the loss of its chunk; "
             "transformers leaves it out in training. Set it to 0, or override `compute_loss`."
         )
-        yield Problem("label_smoothing_factor", args.label_smoothing_factor, text, unsupported=True)
+        yield Problem("label_smoothing_factor", label_smoothing_factor, text, unsupported=True)
 
 
 def _length_problems(length: Any, size: int) -> Iterator[Problem]:
@@ -200,33 +199,33 @@ def _is_flash_kernel(attention: object) -> bool:
     return isinstance(attention, str) and "/" in attention and "flash-attn" in attention
 
 
-def _is_variable(given: object) -> bool:
-    is_variable = handler_value(given, "sp_handler", "sp_seq_length_is_variable")
+def _is_variable(config: object) -> bool:
+    is_variable = handler_value(config, "sp_handler", "sp_seq_length_is_variable")
     return is_variable is None or str(is_variable).lower() == "true"
 
 
-def rotation(given: object) -> Rotation:
+def rotation(config: object) -> Rotation:
     """Return how the ranks that share a sequence exchange keys and values: all at the same time, or one by one.
 
     Args:
-        given: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variable alone.
+        config: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variable alone.
     """
-    chosen: Rotation = handler_value(given, "cp_handler", "cp_comm_strategy") or "allgather"
+    chosen: Rotation = handler_value(config, "cp_handler", "cp_comm_strategy") or "allgather"
     return chosen
 
 
-def context_parallel_problems(args: TrainingArguments, sizes: Mapping[str, int], *, shards: bool) -> Iterator[Problem]:
+def context_parallel_problems(config: object, sizes: Mapping[str, int], *, shards: bool) -> Iterator[Problem]:
     """Yield the problems of a ``parallelism_config`` whose ``cp_size`` is above 1.
 
     Args:
-        args: The training arguments.
+        config: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variables alone.
         sizes: Every size by its keyword.
         shards: Whether FSDP is requested.
     """
-    given, size = args.parallelism_config, sizes["cp_size"]
+    size = sizes["cp_size"]
     if not shards:
         text = "context parallelism needs FSDP: set `fsdp=True` and `fsdp_config={'version': 2}`."
         yield config_problem("cp_size", size, text)
-    if rotation(given) not in _ROTATIONS:
+    if rotation(config) not in _ROTATIONS:
         known = " or ".join(map(repr, _ROTATIONS))
-        yield config_problem("cp_comm_strategy", rotation(given), f"must be {known}.")
+        yield config_problem("cp_comm_strategy", rotation(config), f"must be {known}.")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from hf_compat.arguments import process_facts, serialising, setters
 from hf_compat.arguments.checks import find_problems
 from hf_compat.arguments.deepspeed import partition_from_now_on, use_deepspeed
+from hf_compat.arguments.derived import warmup_update_steps
 from hf_compat.arguments.enums import (
     DebugOption,
     HubStrategy,
@@ -41,7 +42,6 @@ from hf_compat.arguments.releases import (
     default_optimizer,
     resolve_semantics,
     script_values_aside,
-    warmup_update_steps,
 )
 from hf_compat.arguments.resolving import resolve, semantics_of
 from hf_compat.distributed.launch import Launch
@@ -110,7 +110,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
     )
     warmup_steps: float = option(
         0, "Update steps of warmup; below 1 a fraction of all update steps.", Number(0)
-    ).done_in("arguments/releases.py", "Update steps of warmup in the learning-rate schedule.")
+    ).done_in("arguments/derived.py", "Update steps of warmup in the learning-rate schedule.")
     optim: OptimizerNames | str = option(default_optim, "Optimizer.", enum=OptimizerNames).done_in(
         "optim/optimizers.py", "The optimizer: from torch, from hf_compat or from an optional package."
     )

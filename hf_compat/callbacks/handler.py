@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.trainer.trainer import Trainer
 
 
 logger = logging.getLogger("transformers.trainer_callback")
@@ -338,17 +337,6 @@ class CallbackHandler(TrainerCallback):
         return self.call_event("on_push_begin", args, state, control, **kwargs)
 
 
-def fire(trainer: Trainer, event: str, *given: Any) -> None:
-    """Call ``event`` of every callback of ``trainer``, and keep the control that they leave behind.
-
-    Args:
-        trainer: The Trainer.
-        event: The name of a ``TrainerCallback`` method, such as ``"on_step_end"``.
-        *given: What the event carries besides arguments, state and control: metrics or logs.
-    """
-    trainer.control = getattr(trainer.callback_handler, event)(trainer.args, trainer.state, trainer.control, *given)
-
-
 @runtime_checkable
 class _HasBars(Protocol):
     """A callback that draws on the terminal."""
@@ -356,13 +344,13 @@ class _HasBars(Protocol):
     def close_progress_bars(self, *, evaluation_only: bool = False) -> None: ...
 
 
-def close_progress_bars(trainer: Trainer, *, evaluation_only: bool = False) -> None:
-    """Close the bars that the callbacks of ``trainer`` have left open, so that the traceback starts on a new line.
+def close_progress_bars(handler: CallbackHandler, *, evaluation_only: bool = False) -> None:
+    """Close the bars that the callbacks of ``handler`` have left open, so that the traceback starts on a new line.
 
     Args:
-        trainer: The Trainer.
+        handler: The callbacks.
         evaluation_only: Leave the bars of the training.
     """
-    for callback in trainer.callback_handler.callbacks:
+    for callback in handler.callbacks:
         if isinstance(callback, _HasBars):
             callback.close_progress_bars(evaluation_only=evaluation_only)

@@ -120,7 +120,7 @@ def final_name(text: str) -> str:
 
     For messages: code that writes a file knows the hidden folder alone, and a user the final one.
     """
-    return _IN_TEXT.sub(lambda match: match["final"], text)
+    return _IN_TEXT.sub(r"\g<final>", text)
 
 
 def _is_alive(pid: int) -> bool:
@@ -408,19 +408,16 @@ def _make_way(final: Path) -> Path | None:
 
 def _mark(staged: Path, *, step: int, run_id: str | None, checksums: Mapping[str, str] | None = None) -> None:
     """Flush the files of ``staged``, then a marker that lists them."""
-    for path in _files(staged):
+    files = [path for path in staged.rglob("*") if path.is_file()]
+    for path in files:
         begin_writing(path)
     sums = checksums_of(staged, known=checksums)  # read from the page cache while the disk writes
     flush(staged)
     write_marker(staged, step=step, run_id=run_id, checksums=sums)
     flush_file(staged / LIGHTNING_MARKER_NAME)
     with suppress(OSError):
-        for path in _files(staged):
+        for path in [*files, staged / LIGHTNING_MARKER_NAME]:
             drop_cached(path)
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def flush(folder: Path) -> None:

@@ -68,7 +68,7 @@ def save_weights(
         if installed_release() < SINCE["saves_safetensors_only"] or not safe_serialization:
             options["safe_serialization"] = safe_serialization
         with _as_whole(model) if state_dict is not None else nullcontext():
-            call_override(model.save_pretrained, ("save_directory", str(folder)), state_dict=state_dict, **options)  # type: ignore[arg-type]
+            call_override(model.save_pretrained, "save_directory", str(folder), state_dict=state_dict, **options)  # type: ignore[arg-type]
         return
     logger.info("%s is not a `PreTrainedModel`, only saving its state dict.", type(model).__name__)
     state = dict(model.state_dict() if state_dict is None else state_dict)

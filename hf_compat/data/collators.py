@@ -245,6 +245,7 @@ def default_collator_for(processing_class: object) -> Callable[[list[Any]], Any]
         processing_class: The Trainer's ``processing_class``, or None.
     """
     pads = callable(getattr(processing_class, "pad", None)) and hasattr(processing_class, "padding_side")
+    pads = pads and not isinstance(processing_class, type)
     return DataCollatorWithPadding(processing_class) if pads else default_data_collator
 
 

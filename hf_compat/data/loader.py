@@ -69,15 +69,15 @@ class TrackedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._loader
-        for batch, is_last in _with_ends(loader) if self._reads_ahead else self._as_told():
-            self.end_of_dataloader, self.remainder = is_last, getattr(loader, "remainder", -1)
-            yield batch
-
-    def _as_told(self) -> Iterator[tuple[Any, bool]]:
-        """Yield each batch, and whether the loader, or its length, says that it is the last."""
-        loader = self._loader
+        if self._reads_ahead:
+            for batch, is_last in _with_ends(loader):
+                self.end_of_dataloader, self.remainder = is_last, getattr(loader, "remainder", -1)
+                yield batch
+            return
         for count, batch in enumerate(loader, 1):
-            yield batch, bool(loader.end_of_dataloader) if self.is_prepared else count == len(loader)
+            self.end_of_dataloader = bool(loader.end_of_dataloader) if self.is_prepared else count == len(loader)
+            self.remainder = getattr(loader, "remainder", -1)
+            yield batch
 
 
 def _with_ends(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
@@ -480,29 +480,29 @@ def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 class FirstBatches:
-    """A data loader cut off after its first ``batches`` batches; everything else is the wrapped loader's.
+    """A data loader cut off after its first ``most`` batches; everything else is the wrapped loader's.
 
     Args:
         loader: The loader.
-        batches: How many there are at most, on each rank.
+        most: How many there are at most, on each rank.
         ranks: Ranks that get different batches.
     """
 
-    def __init__(self, loader: Any, batches: int, ranks: int) -> None:
+    def __init__(self, loader: Any, most: int, ranks: int) -> None:
         self._loader = loader
-        self._batches = batches
+        self.most = most
         self._ranks = ranks
         self._is_cut = False
 
     def __len__(self) -> int:
-        return min(self._batches, len(self._loader))
+        return min(self.most, len(self._loader))
 
     def __iter__(self) -> Iterator[Any]:
         return self._first(iter(self._loader))
 
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for count, batch in enumerate(itertools.islice(batches, self._batches), 1):
-            self._is_cut = count == self._batches
+        for count, batch in enumerate(itertools.islice(batches, self.most), 1):
+            self._is_cut = count == self.most
             yield batch
         if isinstance(self._loader, PreparedDataLoader):
             self._loader.in_pass = False  # though there may be more batches
@@ -532,7 +532,7 @@ class FirstBatches:
         if size is None or not has_length(dataset):
             return dataset
         samples: Any = dataset
-        return Subset(samples, range(min(len(dataset), self._batches * size)))
+        return Subset(samples, range(min(len(dataset), self.most * size)))
 
 
 # A loader whose data rank 0 reads for all ranks: `dispatch_batches=True`, the default for iterable data sets.

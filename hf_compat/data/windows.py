@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.errors import DataError, LoaderError, described
 from hf_compat.metrics import has_length
 from hf_compat.plan import RunPlan
-
-if TYPE_CHECKING:
-    from hf_compat.trainer.loop import UpdateLoop
 
 
 class Window:
@@ -54,6 +51,22 @@ class ResumePosition:
     """The loader of the remaining batches of the epoch."""
 
 
+class WindowSource(Protocol):
+    """Where the windows come from: the loop that trains on them."""
+
+    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
+        """Return the next ``count`` of ``batches``, or fewer, and their number of items."""
+
+    def should_stop(self) -> bool:
+        """Return whether the epoch ends now."""
+
+    def restore_rng(self) -> None:
+        """Restore the random generators, once the batches before the resumed position are skipped."""
+
+    def warn_of_empty_epoch(self) -> None:
+        """Take notice of an epoch without a batch."""
+
+
 class WindowLoader:
     """An iterable of the windows of one epoch after another.
 
@@ -66,8 +79,7 @@ class WindowLoader:
     Args:
         loader: The train loader, an iterable of batches.
         plan: The number of windows per epoch and of batches per window.
-        source: Draws the batches of a window, says when to end an epoch early, and restores the random generators
-            once the batches before the resumed position are skipped.
+        source: Draws the batches of a window.
         next_epoch: Returns the epoch of the next ``iter``.
         start: Where a resumed run starts. Default: at the beginning.
         restores_without_batches: Whether the generators are restored even if no batch of the resumed epoch is left.
@@ -82,7 +94,7 @@ class WindowLoader:
         self,
         loader: Iterable[Any],
         plan: RunPlan,
-        source: UpdateLoop,
+        source: WindowSource,
         next_epoch: Callable[[], int],
         start: ResumePosition | None = None,
         *,

@@ -40,6 +40,7 @@ from hf_compat.engine.internals.callbacks import (
 )
 from hf_compat.engine.internals.exceptions import raising_keyboard_interrupt, unwraps_stop_iteration
 from hf_compat.engine.internals.loops import (
+    AutogradModes,
     disable_signal_handlers,
     is_fitting,
     keep_memory_cache,
@@ -53,9 +54,9 @@ from hf_compat.engine.internals.loops import (
 from hf_compat.engine.internals.stepping import use_fast_loops
 from hf_compat.engine.internals.strategies import has_plain_ddp, plain_class, replace_strategy
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
-from hf_compat.engine.lightning_callbacks import FirstCallback, LastCallback, defines_hook, without_logger
+from hf_compat.engine.lightning_callbacks import IdleHooks, RunStarter, defines_hook, without_logger
 from hf_compat.engine.loggers.reporters import user_loggers
-from hf_compat.engine.module import HFModule, Loaders
+from hf_compat.engine.module import Evaluation, HFModule, Loaders, Run
 from hf_compat.engine.moving import settle_model
 from hf_compat.engine.precision import input_dtype, precision_plugin
 from hf_compat.engine.process_layout import ProcessLayout, place_run, presume_layout
@@ -71,8 +72,6 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.trainer.evaluation_session import EvaluationSession
-    from hf_compat.trainer.run import TrainingRun
 
 # Joining a `lightning.Trainer` built by the user: what it was given, and what a run needs from it.
 
@@ -354,7 +353,7 @@ class LightningBackend:
     Attributes:
         keywords: The user's keywords that ``lightning.Trainer`` is given, without the loggers.
         limits: How much of its data a run reads.
-        loop: How a run goes about its work, besides its arguments.
+        loop_settings: How a run goes about its work, besides its arguments.
         sanity_batches: Batches of the sanity check under way, which is neither logged nor told; None outside one.
         process_layout: Ranks and strategy.
         traits: The properties of the strategy that are known by its name.
@@ -380,7 +379,7 @@ class LightningBackend:
         self, settings: Settings, callbacks: Sequence[Any] | None = None, model: nn.Module | None = None
     ) -> None:
         args, self.keywords = settings.args, dict(settings.keywords)
-        self.limits, self.loop = settings.limits, settings.loop
+        self.limits, self.loop_settings = settings.limits, settings.loop_settings
         self.problems = [*settings.problems]
         # Processes are started only if the keywords are valid; all problems are reported in one error later.
         if self.problems:
@@ -403,6 +402,7 @@ class LightningBackend:
         self.module: HFModule | None = None
         self.loaders = Loaders()
         self.trains = False
+        self._modes: AutogradModes | None = None
         self.model_is_prepared = False
         self._placed_model: nn.Module | None = None
         self.cast_model: nn.Module | None = None
@@ -427,7 +427,8 @@ class LightningBackend:
 
     def input_dtype(self, args: TrainingArguments) -> torch.dtype | None:
         """Return the dtype that floating-point inputs are cast to; None for no cast."""
-        return self.traits.input_dtype(args) or self._input_dtype
+        of_strategy = self.traits.input_dtype
+        return (None if of_strategy is None else of_strategy(args)) or self._input_dtype
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -471,7 +472,7 @@ class LightningBackend:
         model: nn.Module,
         *,
         limits: Mapping[str, int],
-        hooks: LastCallback,
+        hooks: IdleHooks,
         loggers: Sequence[Logger] = (),
         first: Callback | None = None,
     ) -> pl.Trainer:
@@ -529,7 +530,8 @@ class LightningBackend:
         resume_from_no_file(pl_trainer)
         disable_signal_handlers(pl_trainer)
         keep_memory_cache(pl_trainer)
-        use_fast_loops(pl_trainer, noop_transfer=HFModule.transfer_batch_to_device)
+        noop_transfer = HFModule.transfer_batch_to_device
+        use_fast_loops(pl_trainer, noop_transfer=noop_transfer, strategy_class=ModelStrategy)
         _let_go(self.pl_trainer)
         self.pl_trainer, self.strategy = pl_trainer, pl_trainer.strategy  # type: ignore[assignment]
         weakref.finalize(self, lambda last: _let_go(last()), weakref.ref(pl_trainer)).atexit = False
@@ -548,7 +550,7 @@ class LightningBackend:
             The wrapper to call instead of the model; None if there is no new one.
         """
         if self.pl_trainer is None:
-            self.build(args, unwrap_model(model), limits=EVALUATION_LIMITS, hooks=LastCallback(), loggers=loggers)
+            self.build(args, unwrap_model(model), limits=EVALUATION_LIMITS, hooks=IdleHooks(), loggers=loggers)
         return self.strategy.prepare_evaluation(model)
 
     def begin_fit(self, loader: object, module: HFModule) -> None:
@@ -573,6 +575,7 @@ class LightningBackend:
         """
         pl_trainer = self.pl_trainer
         assert pl_trainer is not None, "built before"
+        modes = self._modes = AutogradModes()
         try:
             with quiet_lightning(), raising_keyboard_interrupt(pl_trainer):
                 pl_trainer.fit(module, train_dataloaders=windows)
@@ -580,9 +583,17 @@ class LightningBackend:
             if isinstance(error.__context__, LogWriteError):  # loggers write again as the fit ends with an error
                 raise error.__context__ from None
             raise
+        finally:
+            self._modes = None
+            modes.set()
+
+    def set_modes(self) -> None:
+        """Set the modes of autograd in which ``fit`` was called; a fit that a person calls has Lightning's."""
+        if self._modes is not None:
+            self._modes.set()
 
     @unwraps_stop_iteration
-    def evaluate(self, model: nn.Module, session: EvaluationSession, run: TrainingRun, *, test: bool) -> None:
+    def evaluate(self, model: nn.Module, session: Evaluation, run: Run, *, test: bool) -> None:
         """Run ``session`` over its batches in a Lightning evaluation loop, so that Lightning callbacks are called.
 
         Inside a fit that is the validation loop; outside, ``Trainer.validate`` or, if ``test``, ``Trainer.test``, or
@@ -620,7 +631,7 @@ class LightningBackend:
     def sanity_check(self) -> Iterator[None]:
         """Context of the fit's sanity check: evaluations of a few batches, for which no callback is called."""
         assert self.pl_trainer is not None, "there is a fit"
-        self.sanity_batches = math.inf if self.loop.sanity_batches < 0 else self.loop.sanity_batches
+        self.sanity_batches = math.inf if self.loop_settings.sanity_batches < 0 else self.loop_settings.sanity_batches
         try:
             with sanity_checking(self.pl_trainer):
                 yield
@@ -667,5 +678,5 @@ class LightningBackend:
 
 def _let_go(pl_trainer: pl.Trainer | None) -> None:
     """Free the Lightning trainer of a past run from its circles, unless a person runs it."""
-    if pl_trainer is not None and not any(isinstance(each, FirstCallback) for each in pl_trainer.callbacks):  # type: ignore[attr-defined]
+    if pl_trainer is not None and not any(isinstance(each, RunStarter) for each in pl_trainer.callbacks):  # type: ignore[attr-defined]
         refer_weakly_to(pl_trainer)

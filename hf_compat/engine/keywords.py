@@ -16,6 +16,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
 
 from hf_compat.arguments.enums import IntervalStrategy, SaveStrategy
 from hf_compat.callbacks.handler import new_instance
@@ -45,6 +46,8 @@ _PARTS_OF_A_TIME = ("days", "hours", "minutes", "seconds")
 
 _for_all: ContextVar[Mapping[str, Any]] = ContextVar("keywords for every Trainer", default=MappingProxyType({}))
 
+_PROFILERS = ("simple", "advanced", "pytorch", "xla")
+"""Lightning's names of profilers."""
 _OFF = ("fast_dev_run", "num_sanity_val_steps")
 """Keywords that are the same as not given if they are None, False or 0."""
 _SET_BY_DEVELOPMENT = (
@@ -76,7 +79,12 @@ def _is_number(value: object) -> bool:
 
 
 def _is_logging(value: object) -> bool:
-    return value is None or (isinstance(value, bool | Logger | Iterable) and not isinstance(value, str))
+    named = isinstance(value, str) or (isinstance(value, list | tuple) and any(isinstance(one, str) for one in value))
+    return value is None or (isinstance(value, bool | Logger | Iterable) and not named)
+
+
+def _is_profiler(value: object) -> bool:
+    return value is None or isinstance(value, Profiler) or (isinstance(value, str) and value.lower() in _PROFILERS)
 
 
 def _is_switch(value: object) -> bool:
@@ -95,7 +103,10 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "gradient_clip_val": (lambda value: value is None or _is_number(value), "a number, 0 for no clipping"),
     "inference_mode": (lambda value: isinstance(value, bool), "True or False"),
-    "logger": (_is_logging, "a Lightning logger, a list of them, or True, False or None"),
+    "logger": (
+        _is_logging,
+        "a Lightning logger, a list of them, or True, False or None; names such as 'wandb' go to `report_to`",
+    ),
     "max_epochs": (
         lambda value: value is None or _is_count(value, -1) or (isinstance(value, float) and 0 <= value < float("inf")),
         "a number of epochs, or -1 for no limit",
@@ -107,6 +118,7 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or _is_count(value, -1),
         "a number of batches, or -1 for all",
     ),
+    "profiler": (_is_profiler, f"a Lightning profiler, or one of {', '.join(map(repr, _PROFILERS))}"),
     "reload_dataloaders_every_n_epochs": (_is_count, "a number of epochs, 0 for never"),
     "use_distributed_sampler": (lambda value: isinstance(value, bool), "True or False"),
 }
@@ -279,7 +291,7 @@ def lightning_keywords(**keywords: Any) -> Iterator[None]:
 
 
 def with_keywords_for_all(own: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a Trainer's ``own`` keywords with those of the blocks of :func:`lightning_keywords` around it."""
+    """Return a Trainer's ``own`` keywords with those of the blocks of ``lightning_keywords`` around it."""
     return {**_for_all.get(), **(own or {})}
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -149,11 +150,15 @@ NEVER_CALLED = (
     "on_predict_start",
 )
 """Hooks that no run calls: ``Trainer.predict`` calls those of tests."""
+_OF_MODULES = re.compile(
+    r"(?P<part>val|valid|validation|train|training|eval(?=/))[_/](?P<name>.+?)(_step|_epoch)?|loss_(step|epoch)"
+)
+"""Names that a ``LightningModule`` gives what it logs, and a Trainer does not."""
 OF_SANITY_CHECK = ("on_sanity_check_end", "on_sanity_check_start")
 """Hooks that a run calls with ``num_sanity_val_steps``."""
 
-LastCallback = Checkpoint
-"""A callback that Lightning calls after all others, and beside which it adds no ``ModelCheckpoint``; does nothing."""
+IdleHooks = Checkpoint
+"""Hooks that do nothing: a callback that Lightning calls after all others, and beside which it adds none that saves."""
 
 
 def defines_hook(callback: Callback, hook: str) -> bool:
@@ -215,6 +220,33 @@ def _thawing_problems(callbacks: Sequence[Callback]) -> Iterable[str]:
                     f"{name} would add an {other} that monitors `val_loss`, which no run computes. Pass "
                     f"`{other}(monitor='eval_loss')` too."
                 )
+
+
+def monitor_warnings(callbacks: Sequence[Callback]) -> Iterable[str]:
+    """Yield what to say of names that ``callbacks`` monitor, or have in names of files, and that no Trainer logs.
+
+    A script may log them itself, so that they are not refused.
+    """
+    for callback in callbacks:
+        for setting, name in _names_watched(callback):
+            if match := _OF_MODULES.fullmatch(name):
+                own = match["name"] or "loss"
+                instead = f"eval_{own}" if (match["part"] or "").startswith(("eval", "val")) else own
+                yield (
+                    f"`callbacks`: {_name(callback)} has `{setting}={getattr(callback, setting)!r}`, but a Trainer "
+                    f"logs no {name!r}. Use {instead!r}, unless your code logs the other: evaluations log `eval_loss` "
+                    "and, with `eval_` before their names, what `compute_metrics` returns, and training logs `loss`, "
+                    "`grad_norm` and `learning_rate`."
+                )
+
+
+def _names_watched(callback: Callback) -> Iterable[tuple[str, str]]:
+    """Yield the settings of ``callback`` that name what is logged, with the names."""
+    monitor, filename = getattr(callback, "monitor", None), getattr(callback, "filename", None)
+    if isinstance(monitor, str):
+        yield "monitor", monitor
+    if isinstance(callback, ModelCheckpoint) and isinstance(filename, str):
+        yield from (("filename", name) for name in re.findall(r"\{([^:}]+)", filename) if name != monitor)
 
 
 def without_logger(callbacks: Sequence[Callback]) -> list[str]:
@@ -300,7 +332,7 @@ def _name(callback: Callback) -> str:
     return type(callback).__name__
 
 
-class FirstCallback(pl.Callback):
+class RunStarter(pl.Callback):
     """Begins a run before any callback is set up; the first callback of a ``lightning.Trainer``.
 
     Args:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.data.windows import Window
@@ -19,8 +20,6 @@ from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.trainer.evaluation_session import EvaluationSession
-    from hf_compat.trainer.run import TrainingRun
 
 _PROBED = frozenset(
     {"batch_size", "datamodule", "hparams", "hparams_initial", "learning_rate", "lr", "qconfig", "saved_models"}
@@ -34,13 +33,63 @@ _MISSING = (
 )
 
 
+class Optimization(Protocol):
+    """Creates optimizer and schedule of a run."""
+
+    num_training_steps: int
+    """Update steps of the run, warm-up included."""
+
+    def create_optimizer(self) -> Optimizer:
+        """Create and return a new optimizer."""
+
+    def create_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        """Create and return a new schedule for ``optimizer``."""
+
+    def create_both(self) -> tuple[Any, Any]:
+        """Create and return optimizer and schedule."""
+
+
+class Run(Protocol):
+    """What the engine uses of a run."""
+
+    @property
+    def optimization(self) -> Optimization:
+        """Creates optimizer and schedule."""
+
+    def original(self, name: str) -> Callable[..., Any]:
+        """Return the Trainer's method ``name``; where the module or the data stands in for it, the one before."""
+
+    def take_wrapper(self, wrapped: nn.Module) -> None:
+        """Train ``wrapped``, the model in the strategy's wrapper."""
+
+    def take_optimizers(self, optimizer: Optimizer, scheduler: Any) -> None:
+        """Use the optimizer and the schedule that the strategy has created."""
+
+
+class Evaluation(Protocol):
+    """What the engine uses of an evaluation."""
+
+    gradients: bool
+    """Whether gradients are enabled in it."""
+
+    @property
+    def batches(self) -> Iterable[Any]:
+        """The batches, to be iterated over once."""
+
+    def step(self, inputs: dict[str, Any]) -> Any:
+        """Evaluate one batch; return its predictions, None if they are not kept."""
+
+    def finish(self) -> dict[str, Any]:
+        """Return the metrics."""
+
+
 class HFModule(pl.LightningModule):
     """Wraps a model for Lightning: one training step is one window, that is, one update step.
 
     The order of an update step, and what is before and after it, is in ``trainer/loop.py``. Validation and test steps
     call the current evaluation session.
 
-    A subclass may override :meth:`compute_loss` and :meth:`configure_optimizers`. The arguments besides the model are
+    A subclass may override ``compute_loss`` and ``configure_optimizers``. The arguments besides the model are
     for a module that a person builds; see ``docs/taking_apart.md``.
 
     Args:
@@ -55,7 +104,7 @@ class HFModule(pl.LightningModule):
     """
 
     # A Lightning callback that copies the module must not copy the Trainer and its data.
-    _run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+    _run: WeakAttribute[Run | None] = WeakAttribute()
 
     def __init__(
         self,
@@ -73,15 +122,15 @@ class HFModule(pl.LightningModule):
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.session: EvaluationSession | None = None
+        self.session: Evaluation | None = None
 
-    def connect(self, run: TrainingRun) -> Self:
+    def connect(self, run: Run) -> Self:
         """Let the module train and evaluate for ``run``; return it."""
         self._run = run
         return self
 
     @property
-    def run(self) -> TrainingRun:
+    def run(self) -> Run:
         """The run of this module.
 
         Raises:
@@ -92,7 +141,7 @@ class HFModule(pl.LightningModule):
             raise TrainerSetupError(_MISSING)
         return run
 
-    def belongs_to(self, run: TrainingRun) -> bool:
+    def belongs_to(self, run: Run) -> bool:
         """Return whether ``run`` is the run of this module, which may be gone."""
         return self._run is run
 
@@ -177,18 +226,21 @@ class HFModule(pl.LightningModule):
     def _evaluate(self, batch: dict[str, Any]) -> Any:
         if self.session is None:
             raise TrainerSetupError(_MISSING)
-        with torch.enable_grad():  # as in transformers, a prediction_step may compute gradients
+        with torch.set_grad_enabled(self.session.gradients):
             return self.session.step(batch)
 
     def on_predict_epoch_end(self) -> None:
         """Compute the session's metrics; Lightning logs nothing in a prediction."""
+        self._finish()
+
+    def _finish(self) -> dict[str, Any]:
         assert self.session is not None, "an evaluation has a session"
-        self.session.finish()
+        with torch.set_grad_enabled(self.session.gradients):
+            return self.session.finish()
 
     def on_validation_epoch_end(self) -> None:
         """Compute the session's metrics and log them for Lightning callbacks with a monitor."""
-        assert self.session is not None, "an evaluation has a session"
-        metrics = self.session.finish()
+        metrics = self._finish()
         if self.trainer.barebones:
             return
         # Tensors of the CPU: Lightning would copy numbers to the module's device and, several times each, back.
@@ -246,7 +298,7 @@ class HFDataModule(pl.LightningDataModule):
         processing_class: A tokenizer or processor, saved with the model.
     """
 
-    _run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+    _run: WeakAttribute[Run | None] = WeakAttribute()
 
     def __init__(
         self,
@@ -263,12 +315,12 @@ class HFDataModule(pl.LightningDataModule):
         self.train_dataset, self.eval_dataset, self.test_dataset = train_dataset, eval_dataset, test_dataset
         self.data_collator, self.processing_class = data_collator, processing_class
 
-    def connect(self, run: TrainingRun) -> None:
+    def connect(self, run: Run) -> None:
         """Take the loaders from ``run``, the run."""
         self._run = run
 
     @property
-    def run(self) -> TrainingRun:
+    def run(self) -> Run:
         """The run of this data.
 
         Raises:

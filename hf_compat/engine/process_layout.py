@@ -382,6 +382,8 @@ class ProcessLayout:
     """The sizes of the device mesh; all 1 without one."""
     mesh: DeviceMesh | None = None
     """The device mesh; None without one."""
+    sequences: SequenceParallelism | None = None
+    """How ranks share sequences under DeepSpeed; None if they do not."""
     rotation: Rotation = "allgather"
     """How ranks that share a sequence exchange keys and values."""
     data_parallel_group: ProcessGroup | None = None
@@ -477,7 +479,7 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any], model: nn.Mo
     _check_processes(wanted, wanted_nodes, launch)
     args.join_processes(device)
     partition_from_now_on(args)  # if `strategy` has set `deepspeed`, not yet done by the arguments' constructor
-    return _placement_of_ranks(args, device, choice, sizes, environment)
+    return replace(_placement_of_ranks(args, device, choice, sizes, environment), sequences=sequences)
 
 
 def _placement_of_ranks(
@@ -558,7 +560,9 @@ def presume_layout(args: TrainingArguments, keywords: Mapping[str, Any]) -> tupl
     except TrainerSetupError as error:
         return ProcessLayout(launch, "one device"), [named(problem) for problem in (str(error), *problems)]
     name = _strategy_name(args, choice, launch)
-    return ProcessLayout(launch, name, choice.fsdp, choice.settings, choice.hooks), [*map(named, problems)]
+    sequences = read_sequence_parallelism(args)
+    layout = ProcessLayout(launch, name, choice.fsdp, choice.settings, choice.hooks, sequences=sequences)
+    return layout, [*map(named, problems)]
 
 
 def place_started(args: TrainingArguments, process_layout: ProcessLayout) -> ProcessLayout:

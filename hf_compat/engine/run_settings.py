@@ -63,7 +63,7 @@ class Settings:
     """The other keywords, for ``lightning.Trainer``."""
     limits: DataLimits = field(default_factory=DataLimits)
     """How much of its data a run reads."""
-    loop: LoopSettings = field(default_factory=LoopSettings)
+    loop_settings: LoopSettings = field(default_factory=LoopSettings)
     """How a run goes about its work."""
     problems: list[str] = field(default_factory=list)
     """Why keywords are refused."""
@@ -100,7 +100,7 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_ev
     if meant.plugin is not None:
         keywords["plugins"] = [*user_plugins(given), meant.plugin]
     args = _with_fields(args, meant.fields, meant.written)
-    return Settings(args, keywords, _limits_meant(meant.keywords), meant.loop)
+    return Settings(args, keywords, _limits_meant(meant.keywords), meant.loop_settings)
 
 
 class _Meaning:
@@ -142,7 +142,7 @@ class _Meaning:
             )
 
     @property
-    def loop(self) -> LoopSettings:
+    def loop_settings(self) -> LoopSettings:
         """Settings of the loop."""
         keywords = self.keywords
         return LoopSettings(

@@ -1,6 +1,6 @@
 """The pieces of a run for a ``lightning.Trainer`` of one's own; see docs/taking_apart.md.
 
-::
+With training arguments ``args``:
 
     module, data = HFModule(model), HFDataModule(train_dataset=rows, eval_dataset=held_out)
     lightning.Trainer(max_epochs=-1, callbacks=callbacks(args)).fit(module, datamodule=data)

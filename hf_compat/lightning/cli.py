@@ -67,8 +67,6 @@ class SaveRunConfig(SaveConfigCallback):
 class HFLightningCLI(LightningCLI):
     """Runs ``fit``, ``validate``, ``test`` or ``predict`` of a YAML file, as transformers' Trainer does.
 
-    ::
-
         HFLightningCLI()  # python script.py fit --config run.yaml --args.learning_rate 1e-4
 
     The file has the training arguments under ``args``, an ``HFModule`` under ``model``, an ``HFDataModule`` under

@@ -283,7 +283,7 @@ def _checked(every_n_steps: int) -> int:
 class NEFTune(pl.Callback):
     """Adds noise to the embeddings of the module's ``model`` during a fit.
 
-    See :meth:`with_alpha`.
+    See ``with_alpha``.
 
     Args:
         activate: Activates the noise of a model and returns the model.

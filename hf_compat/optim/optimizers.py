@@ -326,6 +326,30 @@ def notices(args: TrainingArguments, optimizer: object, semantics: Semantics) ->
     return found
 
 
+def check_backward(args: TrainingArguments, optimizer: object, *, is_scaled: bool, by_engine: bool) -> None:
+    """Raise if ``optimizer`` updates parameters in the backward pass, and that of the run does not allow it.
+
+    Args:
+        args: The training arguments.
+        optimizer: The run's optimizer.
+        is_scaled: Whether gradients are those of a scaled loss.
+        by_engine: Whether DeepSpeed's engine runs the backward pass.
+
+    Raises:
+        ArgumentsError: If so; it is also the TypeError of LOMO, or the AssertionError of a layerwise optimizer, with
+            which transformers ends.
+    """
+    is_fused = hasattr(optimizer, "fused_backward")
+    text = f"`optim={plain_name(args.optim)!r}` updates parameters in the backward pass"
+    if is_fused and by_engine:
+        text += ", which with `deepspeed` is that of DeepSpeed's engine. Use optim='adamw_torch', or no `deepspeed`."
+    elif is_scaled and updates_in_backward(optimizer):
+        text += ", in which gradients with `fp16=True` are those of a scaled loss. Set `bf16=True` instead."
+    else:
+        return
+    raise ArgumentsError.also(TypeError if is_fused else AssertionError)([text])
+
+
 class LayerwiseOptimizer(Optimizer):
     """Steps the optimizer of each parameter once its gradient is accumulated, and frees the gradient.
 
@@ -487,7 +511,8 @@ def _check(request: OptimizerRequest, *, layerwise: bool) -> None:
             f"`optim={name!r}` does not support a world size of {settings.world_size}; use optim={plain!r}."
         )
     if problems:
-        raise (ArgumentTypesError if is_wrong else ArgumentsError)(problems)
+        others = (NotImplementedError,) if layerwise and settings.world_size > 1 else ()
+        raise (ArgumentTypesError if is_wrong else ArgumentsError).also(*others)(problems)
 
 
 def _build(

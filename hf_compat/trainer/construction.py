@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import warnings
@@ -15,15 +16,17 @@ from torch.utils.data import IterableDataset
 
 from hf_compat.accelerator import Accelerator
 from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
+from hf_compat.arguments import Seq2SeqTrainingArguments
 from hf_compat.arguments.checks import accelerator_config_problems, data_problems, setup_notes, setup_warnings
 from hf_compat.arguments.parallelism import unused_handler_texts
+from hf_compat.arguments.problems import LIGHTNING_KEYWORDS, OTHER_NAMES_OF_FIELDS
 from hf_compat.arguments.process_facts import full_evaluation_precision, run_state, uses_configured_state
 from hf_compat.arguments.releases import SINCE, Semantics, effective_args
 from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, default_callbacks
 from hf_compat.data.collators import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
 from hf_compat.engine.keywords import is_lightning_callback
-from hf_compat.engine.lightning_callbacks import callback_problems, draws_with_rich
+from hf_compat.engine.lightning_callbacks import callback_problems, draws_with_rich, monitor_warnings
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
 from hf_compat.engine.moving import devices_of, is_spread
 from hf_compat.engine.precision import forward_precision, precision_problems
@@ -37,6 +40,7 @@ from hf_compat.errors import (
     MetricsError,
     ModelError,
     TrainerSetupError,
+    UnknownArgumentError,
     UntrainableModelError,
 )
 from hf_compat.metrics import has_length
@@ -53,7 +57,7 @@ from hf_compat.model_facts import (
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.optim.optimizers import parse_optim_args
 from hf_compat.optim.schedulers import unknown_scheduler_kwargs
-from hf_compat.overriding import check_is_module, is_ours
+from hf_compat.overriding import check_is_module, is_overridden
 from hf_compat.state import TrainerState, is_exportable
 from hf_compat.trainer.batch_size import batch_size_problems
 from hf_compat.trainer.evaluation_session import is_metric
@@ -68,6 +72,60 @@ logger = logging.getLogger(__name__)
 
 
 # Validating constructor and training arguments; all problems are reported in one error.
+
+
+_SHOWN = (bool, float, int, str, type(None))
+"""Types of values that a message repeats."""
+_OTHER_NAMES = {
+    **dict.fromkeys(("criterion", "loss", "loss_fn", "loss_func"), "`compute_loss_func`"),
+    **dict.fromkeys(("train_data", "train_ds", "dataset"), "`train_dataset`"),
+    **dict.fromkeys(("val_dataset", "valid_dataset", "validation_dataset", "test_dataset"), "`eval_dataset`"),
+    **dict.fromkeys(("train_dataloader", "train_loader"), "`train_dataset`, or override `get_train_dataloader`"),
+    **dict.fromkeys(("eval_dataloader", "val_dataloader"), "`eval_dataset`, or override `get_eval_dataloader`"),
+    **dict.fromkeys(("optimizer", "scheduler", "lr_scheduler"), "`optimizers=(optimizer, schedule)`"),
+    **dict.fromkeys(("feature_extractor", "image_processor", "processor"), "`processing_class`"),
+    **dict.fromkeys(("collate_fn", "collator"), "`data_collator`"),
+    **dict.fromkeys(("training_args", "training_arguments"), "`args`"),
+}
+"""What other libraries and scripts call arguments of the Trainer, to the arguments."""
+
+
+def refuse_unknown(kind: type, given: Mapping[str, object]) -> None:
+    """Raise if there are keywords ``given`` to the constructor of the Trainer class ``kind`` that it does not have.
+
+    Raises:
+        UnknownArgumentError: If there are; it says of each where it belongs.
+    """
+    if given:
+        own = _own_parameters(kind)
+        places = [f"`{name}` is not an argument of {kind.__name__}: {_place(name, given[name], own)}" for name in given]
+        raise UnknownArgumentError("\n  ".join(places))
+
+
+def _own_parameters(kind: type) -> list[str]:
+    """Return the names that the constructors of ``kind`` and its bases take."""
+    own = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each) and each is not object]
+    found = [item for function in own for item in list(inspect.signature(function).parameters.values())[1:]]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [*dict.fromkeys(item.name for item in found if item.kind not in variable)]
+
+
+def _place(name: str, value: object, own: Sequence[str]) -> str:
+    """Return where the keyword ``name`` belongs, which is not one of a constructor's ``own``."""
+    if name in _OTHER_NAMES:
+        return f"use {_OTHER_NAMES[name]}."
+    if name in LIGHTNING_KEYWORDS:
+        field, shown = LIGHTNING_KEYWORDS[name], repr(value) if isinstance(value, _SHOWN) else "..."
+        return f"{f'set {field} in `args`, or ' if field else ''}pass `lightning={{{name!r}: {shown}}}`."
+    fields = inspect.signature(Seq2SeqTrainingArguments).parameters
+    if name in fields:
+        return "it is a field of `TrainingArguments`. Set it there, and pass them as `args`."
+    if name in OTHER_NAMES_OF_FIELDS:
+        return f"set {OTHER_NAMES_OF_FIELDS[name]} in `args`."
+    near = difflib.get_close_matches(name, [*own, *fields], n=1)
+    if not near:
+        return f"it takes {', '.join(own)}."
+    return f"did you mean `{near[0]}`{'' if near[0] in own else ', a field of `TrainingArguments`'}?"
 
 
 def validate(trainer: Trainer) -> None:
@@ -111,7 +169,7 @@ def _setup_problems(trainer: Trainer) -> list[str]:
         backend.callbacks, effective_args(args), shards_model=backend.traits.shards_model, keywords=backend.keywords
     )
     for name in ("dispatch_batches", "split_batches"):
-        if not backend.loop.shards_batches and getattr(args.accelerator_config, name):
+        if not backend.loop_settings.shards_batches and getattr(args.accelerator_config, name):
             problems.append(
                 f"`lightning={{'use_distributed_sampler': False}}` contradicts `accelerator_config={{{name!r}: True}}` "
                 "of the training arguments. Set one of them only."
@@ -156,6 +214,9 @@ def _empty_data(trainer: Trainer) -> list[str]:
 
 def _collator_problems(trainer: Trainer) -> list[str]:
     collator = trainer.data_collator
+    if isinstance(collator, type) and not issubclass(collator, Mapping):
+        name = collator.__name__
+        return [f"`data_collator`: {name} is a class. Pass an instance of it, `{name}(...)`."]
     if callable(collator):
         return []
     has_old_name = callable(getattr(collator, "collate_batch", None))
@@ -169,7 +230,7 @@ def _metrics_problems(trainer: Trainer) -> list[str]:
     """Return why ``compute_metrics`` cannot be used, unless an override may make something else of it."""
     metrics = trainer.compute_metrics
     evaluates = (trainer.evaluate, trainer.predict, trainer.evaluation_loop, trainer.prediction_loop)
-    if metrics is None or callable(metrics) or not all(map(is_ours, evaluates)):
+    if metrics is None or callable(metrics) or any(map(is_overridden, evaluates)):
         return []
     shown = repr(metrics) if isinstance(metrics, str) else f"an object of type {type(metrics).__name__}"
     return [
@@ -198,8 +259,8 @@ def _takes_result(compute_metrics: Callable[..., object]) -> bool:
 def _optimization_problems(trainer: Trainer) -> Sequence[str]:
     """Return the problems of ``optim_args``, unless an overridden method reads them."""
     named = trainer.optimizer is None and trainer.optimizer_cls_and_kwargs is None
-    own_both = is_ours(trainer.create_optimizer_and_scheduler)
-    if named and own_both and is_ours(trainer.create_optimizer) and is_ours(trainer.get_optimizer_cls_and_kwargs):
+    makers = (trainer.create_optimizer_and_scheduler, trainer.create_optimizer, trainer.get_optimizer_cls_and_kwargs)
+    if named and not any(map(is_overridden, makers)):
         try:
             parse_optim_args(trainer.args.optim_args)
         except ArgumentsError as error:
@@ -209,8 +270,8 @@ def _optimization_problems(trainer: Trainer) -> Sequence[str]:
 
 def _schedule_problems(trainer: Trainer) -> list[str]:
     """Return the keywords that the schedule does not take, unless an overridden method makes it."""
-    makes_own = is_ours(trainer.create_optimizer_and_scheduler) and is_ours(trainer.create_scheduler)
-    if trainer.lr_scheduler is not None or not makes_own:
+    makers = (trainer.create_optimizer_and_scheduler, trainer.create_scheduler)
+    if trainer.lr_scheduler is not None or any(map(is_overridden, makers)):
         return []
     args = trainer.args
     return unknown_scheduler_kwargs(args.lr_scheduler_type, args.lr_scheduler_kwargs, trainer.semantics)
@@ -393,7 +454,7 @@ def _check_computes_loss(trainer: Trainer, model: nn.Module) -> None:
             f"`model`: {name} computes hidden states only and cannot be used as is for training. Use a model with a "
             "head for the task, such as an `AutoModelFor...`."
         )
-    if lacks_forward(model) and is_ours(type(trainer)._wrap_model):
+    if lacks_forward(model) and not is_overridden(type(trainer)._wrap_model):
         raise UntrainableModelError(
             f"`model`: {name} is a LightningModule. Pass an nn.Module whose `forward` returns the loss; the page "
             "'Coming from Lightning' says where its methods go."
@@ -442,7 +503,7 @@ def _places_model(trainer: Trainer) -> bool:
 
 def _uses_model_loss(trainer: Trainer) -> bool:
     """Return whether training uses the loss that the model returns."""
-    own = is_ours(trainer.compute_loss) and is_ours(trainer.training_step)
+    own = not is_overridden(trainer.compute_loss) and not is_overridden(trainer.training_step)
     return trainer.train_dataset is not None and trainer.compute_loss_func is None and own
 
 
@@ -545,11 +606,21 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
             "to the Trainer, and so does this run, by the config or the training arguments. Override "
             "`create_optimizer` and `create_scheduler`, or pass `optimizer_cls_and_kwargs`."
         )
-    for text in unused_handler_texts(trainer.args):
+    for text in (*unused_handler_texts(trainer.args), *monitor_warnings(trainer.lightning_backend.callbacks)):
         trainer.warn_once(text)
+    if isinstance(trainer.processing_class, str | type):
+        trainer.warn_once(_not_loaded(trainer.processing_class))
     is_stream = isinstance(trainer.train_dataset, IterableDataset)
     for text in setup_notes(trainer.args, trainer.semantics, is_stream=is_stream):
         logger.info(text)
+
+
+def _not_loaded(processing: str | type) -> str:
+    """Return what is said of a name or a class in place of a tokenizer."""
+    found, loaded = f"the name {processing!r}", f"AutoTokenizer.from_pretrained({processing!r})"
+    if isinstance(processing, type):
+        found, loaded = f"the class {processing.__name__}", f"{processing.__name__}.from_pretrained(...)"
+    return f"`processing_class` is {found}: batches are not padded by it, and a save will fail. Pass `{loaded}`."
 
 
 def announce_evaluation(description: str, examples: int | None, batch_size: int | None) -> None:

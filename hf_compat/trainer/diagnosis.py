@@ -12,7 +12,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ from hf_compat.errors import HFCompatError, LossError, UntrainableModelError, de
 from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
-    from hf_compat.trainer.trainer import Trainer
+    from hf_compat.arguments.training_arguments import TrainingArguments
+    from hf_compat.callbacks import CallbackHandler
 
 
 _NO_GRADIENTS = "element 0 of tensors does not require grad"
@@ -36,6 +37,20 @@ _OF_SHAPES = re.compile(r"size|shape|dimension|batch|broadcast|[Ii]ndex", re.I)
 _OF_CALL = re.compile(r"forward\(\) (missing .*?|got an unexpected keyword argument )'(\w+)'")
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _INTEGERS = ("input_ids", "decoder_input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")
+
+
+class Diagnosed(Protocol):
+    """What of a Trainer says why an error was raised."""
+
+    args: TrainingArguments
+    model: Any
+    optimizer: Any
+    train_dataset: Any
+    eval_dataset: Any
+    compute_loss_func: Any
+    label_smoother: Any
+    callback_handler: CallbackHandler
+    _signature_columns: Any
 
 
 def explain_backward(source: str, model: nn.Module, loss: Tensor, error: RuntimeError) -> None:
@@ -69,9 +84,12 @@ def explain_backward(source: str, model: nn.Module, loss: Tensor, error: Runtime
 def _why_without(loss: Tensor, model: nn.Module) -> str:
     """Return why ``loss`` has no gradients, as far as that is seen, and what to do."""
     if loss.is_inference():
-        return "computed under `torch.inference_mode()`. Compute it outside of that"
+        return "computed under `torch.inference_mode()`. Compute it outside of that, and call `train` outside, too"
     if not torch.is_grad_enabled():
-        return "since `torch.set_grad_enabled(False)` is in effect. Set it to True"
+        return (
+            "since `torch.set_grad_enabled(False)` is in effect. Set it to True, or call `train` outside of "
+            "`torch.no_grad()`"
+        )
     if not loss.is_floating_point():
         return f"of {loss.dtype}. Compute it in floating point"
     if getattr(model, "is_gradient_checkpointing", False):
@@ -85,7 +103,7 @@ def _why_without(loss: Tensor, model: nn.Module) -> str:
     )
 
 
-def note_inputs(error: Exception, trainer: Trainer, inputs: object) -> None:
+def note_inputs(error: Exception, trainer: Diagnosed, inputs: object) -> None:
     """Add to ``error``, of a forward pass, what ``inputs`` have that the model of ``trainer`` cannot take."""
     if not isinstance(inputs, Mapping) or isinstance(error, HFCompatError):
         return
@@ -96,7 +114,7 @@ def note_inputs(error: Exception, trainer: Trainer, inputs: object) -> None:
 
 
 @contextlib.contextmanager
-def noting(trainer: Trainer, *, evaluates: bool = False) -> Iterator[None]:
+def noting(trainer: Diagnosed, *, evaluates: bool = False) -> Iterator[None]:
     """Context that adds to an error, which ends a run or, if it ``evaluates``, an evaluation, what is known of it."""
     try:
         yield
@@ -118,7 +136,7 @@ def _add(error: Exception, note: str) -> None:
 # What the batch tells
 
 
-def _ids(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _ids(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     get: Any = getattr(trainer.model, "get_input_embeddings", None)
     size = getattr(get() if callable(get) else None, "num_embeddings", None)
     for name in ("input_ids", "decoder_input_ids"):
@@ -137,7 +155,19 @@ def _ids(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Itera
             )
 
 
-def _positions(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _dimensions(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
+    ids = inputs.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.ndim == 2:
+        return
+    if not re.search("values to unpack" if ids.ndim > 2 else r"unpack|[Ii]nd(ex|ices)|dim", str(error)):
+        return
+    remedy = "Let a sample be a list of ids, and a batch have one for each sample."
+    if ids.ndim > 2:
+        remedy = "Tokenize without `return_tensors='pt'` in the dataset, or `squeeze(0)` what it returns."
+    yield f"`input_ids`: of shape {tuple(ids.shape)}, but a model takes (samples, tokens). {remedy}"
+
+
+def _positions(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     ids, config = inputs.get("input_ids"), getattr(trainer.model, "config", None)
     for name in _POSITIONS:
         limit = getattr(config, name, None)
@@ -162,7 +192,7 @@ def _first_position(model: nn.Module) -> int:
     return 0
 
 
-def _token_types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _token_types(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     types, count = (
         inputs.get("token_type_ids"),
         getattr(getattr(trainer.model, "config", None), "type_vocab_size", None),
@@ -174,7 +204,7 @@ def _token_types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) 
         )
 
 
-def _shapes(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _shapes(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     if not _OF_SHAPES.search(str(error)):
         return
     shapes = {name: tuple(value.shape) for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim}
@@ -190,7 +220,7 @@ def _shapes(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> It
         )
 
 
-def _labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _labels(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     labels = inputs.get("labels")
     if not isinstance(labels, Tensor) or not labels.numel() or not _OF_LABELS.search(str(error)):
         return
@@ -212,9 +242,26 @@ def _labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> It
             "are integers; for floats set `problem_type='regression'`, or, with a 0 or 1 for each of several classes, "
             "'multi_label_classification'."
         )
+        return
+    kind, told = f"`labels`: of {labels.dtype} and shape {tuple(labels.shape)}, but this loss takes", str(error)
+    if "multi-target" in told or "class probabilities" in told:
+        yield f"{kind} one class a row of logits. Pass `labels.argmax(-1)`, or of probabilities `labels.float()`."
+    elif labels.is_floating_point() and "Long" in told:
+        yield f"{kind} numbers of classes. Make them integers, `labels.long()`."
+    elif not labels.is_floating_point() and "Float" in told:
+        yield f"{kind} floats. Convert them, `labels.float()`."
 
 
-def _types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _smoothing(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
+    factor = trainer.args.label_smoothing_factor
+    if trainer.label_smoother is not None and "labels" not in inputs and isinstance(error, TypeError | KeyError):
+        yield (
+            f"`label_smoothing_factor={factor}`: the Trainer then computes the loss from `logits` and `labels`, which "
+            f"{type(trainer.model).__name__}.forward is not given. Let it return `logits` without them, or set 0."
+        )
+
+
+def _types(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     own = next((value.dtype for value in trainer.model.parameters() if value.is_floating_point()), None)
     if own is None or not _OF_TYPES.search(str(error)):
         return
@@ -226,7 +273,7 @@ def _types(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Ite
             )
 
 
-def _lists(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _lists(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     names = [f"`{name}`" for name, value in inputs.items() if isinstance(value, list)]
     if names and isinstance(error, AttributeError | TypeError) and "list" in str(error):
         yield (
@@ -235,7 +282,7 @@ def _lists(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Ite
         )
 
 
-def _arguments(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _arguments(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(error, TypeError):
         return
     if trainer.compute_loss_func is not None and "'num_items_in_batch'" in str(error):
@@ -253,7 +300,7 @@ def _arguments(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) ->
     )
 
 
-def _missing_labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _missing_labels(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
     if key in ("label", "label_ids") and "labels" in inputs:
         yield f"`{key}`: the collator names it `labels`."
@@ -268,7 +315,7 @@ def _missing_labels(error: Exception, trainer: Trainer, inputs: Mapping[str, Any
         )
 
 
-def _no_inputs(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) -> Iterator[str]:
+def _no_inputs(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> Iterator[str]:
     if "input_ids or inputs_embeds" not in str(error) and "decoder_input_ids" not in str(error):
         return
     if "input_ids" not in inputs:
@@ -281,8 +328,8 @@ def _no_inputs(error: Exception, trainer: Trainer, inputs: Mapping[str, Any]) ->
 
 
 _OF_INPUTS = (
-    *(_ids, _positions, _token_types, _shapes, _no_inputs, _arguments, _lists),
-    *(_missing_labels, _types, _labels),
+    *(_ids, _dimensions, _positions, _token_types, _shapes, _no_inputs, _arguments, _lists),
+    *(_smoothing, _missing_labels, _types, _labels),
 )
 """Kinds of mistakes, as functions of an error, the Trainer and the inputs of the model."""
 
@@ -290,7 +337,7 @@ _OF_INPUTS = (
 # What the run tells
 
 
-def _columns(trainer: Trainer) -> list[str]:
+def _columns(trainer: Diagnosed) -> list[str]:
     """Return the names of the columns of the Trainer's data sets, before any were removed."""
     names: dict[str, None] = {}
     evaluated = trainer.eval_dataset
@@ -301,7 +348,7 @@ def _columns(trainer: Trainer) -> list[str]:
     return [*names]
 
 
-def _removed(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _removed(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     if not isinstance(error, KeyError) or not trainer.args.remove_unused_columns:
         return
     kept = trainer._signature_columns or ()
@@ -315,7 +362,7 @@ def _removed(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[st
         )
 
 
-def _control(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _control(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     returned = trainer.callback_handler.returned
     if returned is None:
         return
@@ -327,13 +374,13 @@ def _control(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[st
         )
 
 
-def _optimizer(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _optimizer(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     optimizer = unwrap_optimizer(trainer.optimizer)
     if isinstance(error, KeyError) and optimizer is not None:
         yield from other_optimizer(error, optimizer)
 
 
-def _data(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _data(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     field = "eval_dataset" if evaluates else "train_dataset"
     if str(error) == f"object of type {type(getattr(trainer, field)).__name__!r} has no len()":
         yield f"`{field}`: a dataset has `__len__` and `__getitem__`, or derives from torch's `IterableDataset`."
@@ -345,7 +392,7 @@ def _data(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
         )
 
 
-def _memory(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _memory(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         return
     if evaluates:
@@ -362,13 +409,41 @@ def _memory(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str
     )
 
 
+def _predictions(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
+    if evaluates and "Sizes of tensors must match except in dimension 0" in str(error):
+        yield (
+            "`preprocess_logits_for_metrics`: the predictions of batches differ in their third dimension or one behind "
+            "it, and only the second is padded. Return what is alike, such as `logits.argmax(-1)`, or pad all inputs "
+            "to one length."
+        )
+
+
 _ADVICE = {
+    r"Boolean value of Tensor with more than one value": "A loss is created first and then called: "
+    "`nn.CrossEntropyLoss()(logits, labels)`. In a condition take `.any()`, `.all()` or `is None`.",
+    r"Expected more than 1 value per channel when training": "`BatchNorm` cannot train on one sample, which the last "
+    "batch of an epoch has. Set `dataloader_drop_last=True`, or another `per_device_train_batch_size`.",
+    r"Target size \(torch.Size\(\[(\d+)\]\)\) must be the same as input size \(torch.Size\(\[\1, 1\]\)\)": "Logits "
+    "have a dimension that `labels` lack. Pass the loss `logits.squeeze(-1)`, or `labels.unsqueeze(-1)`.",
+    r"cannot pin 'torch\.(cuda|xpu)": "`dataloader_pin_memory=True`: the dataset or the collator returns tensors of a "
+    "GPU. Leave them on the CPU, from where the Trainer moves them, or set it to False.",
+    r"Cannot re-initialize CUDA in forked subprocess": "`dataloader_num_workers`: the dataset or the collator uses the "
+    "GPU in a worker. Leave its tensors on the CPU, from where the Trainer moves them, or set 0.",
+    r"DataLoader worker \(pid.*\) (is killed|exited)": "`dataloader_num_workers`: a worker has ended, most often for "
+    "lack of memory, or of space in /dev/shm. With 0 its own error is seen; fewer workers need less.",
+    r"Too many open files|received \d+ items of ancdata": "`dataloader_num_workers`: each tensor from a worker is an "
+    "open file. Call `torch.multiprocessing.set_sharing_strategy('file_system')`, or raise `ulimit -n`.",
+    r"not implemented for 'Half'": "The CPU lacks this operation in float16. Load the model with "
+    "`dtype=torch.float32` (`torch_dtype` before transformers 4.56), or in bfloat16.",
+    r"api_key not configured": "`report_to`: wandb needs a login. Run `wandb login`, set WANDB_MODE=offline, or set "
+    "`report_to='none'`.",
     r"'Window' object (is not subscriptable|has no attribute|is not iterable)": "A batch of Lightning's training hooks "
     "is the window of an update step: `batch.batches` has what the model is given, for each accumulated batch.",
     r"device-side assert|CUBLAS_STATUS_(NOT|ALLOC|EXEC)": "The GPU does not say what failed. Run it once with "
     "`use_cpu=True`, where the same mistake has its own message; most often ids or labels are out of range.",
-    r"tensors to be on the same device|is not on the expected device": "The Trainer moves the model and its inputs. "
-    "Move what the script creates itself, such as weights of classes: `.to(trainer.args.device)`.",
+    r"tensors to be on the same device|is not on the expected device|Input type \(torch\.cuda|on MPS device": "The "
+    "Trainer moves the model and its inputs. Move what the script creates itself, such as weights of classes: "
+    "`.to(trainer.args.device)`.",
     r"through the graph a second time": "A loss depends on an earlier batch, whose graph is freed. Call `detach()` "
     "on what the model or the script keeps from one batch to the next.",
     r"Attempting to unscale FP16 gradients": "`fp16=True` needs parameters in float32, but the model has some in "
@@ -390,10 +465,10 @@ _ADVICE = {
 """A part of an error's text to what to do."""
 
 
-def _advice(error: Exception, trainer: Trainer, evaluates: bool) -> Iterator[str]:
+def _advice(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     told = str(error)
     yield from (advice for pattern, advice in _ADVICE.items() if re.search(pattern, told))
 
 
-_OF_RUNS = (_removed, _control, _optimizer, _data, _memory, _advice)
+_OF_RUNS = (_removed, _control, _optimizer, _data, _memory, _predictions, _advice)
 """Kinds of mistakes, as functions of an error, the Trainer and whether it evaluates."""

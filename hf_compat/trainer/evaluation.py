@@ -26,12 +26,11 @@ from hf_compat.overriding import call_override
 from hf_compat.plan.plan import share_of
 from hf_compat.trainer.construction import announce_evaluation
 from hf_compat.trainer.diagnosis import noting
-from hf_compat.trainer.evaluation_session import EvaluationSession
+from hf_compat.trainer.evaluation_session import EvaluationSession, LegacySession
 from hf_compat.trainer.loss import computing_loss, fresh_past, gather_whole, prepare_context, store_past
 from hf_compat.trainer.outputs import EvalLoopOutput
 from hf_compat.trainer.preparing import place_model, prepare_forward, wrap
 from hf_compat.trainer.run import current_run, prepare_strategy
-from hf_compat.trainer.transformers_4 import LegacySession
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -51,11 +50,11 @@ def loop_of(trainer: Trainer) -> Callable[..., EvalLoopOutput]:
     return trainer.prediction_loop if args.use_legacy_prediction_loop else trainer.evaluation_loop
 
 
-def check_is_output(trainer: Trainer, output: object) -> None:
-    """Raise if what the loop returned has no metrics.
+def add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
+    """Add seconds, samples and steps per second since ``start_time`` to the metrics of ``output``.
 
     Raises:
-        MetricsError: If it is no ``EvalLoopOutput``, or another tuple with its names.
+        MetricsError: If what the loop returned is no ``EvalLoopOutput``, or another tuple with its names.
     """
     if not isinstance(getattr(output, "metrics", None), MutableMapping) or not hasattr(output, "num_samples"):
         name = "prediction_loop" if effective_args(trainer.args).use_legacy_prediction_loop else "evaluation_loop"
@@ -63,11 +62,8 @@ def check_is_output(trainer: Trainer, output: object) -> None:
             f"`{name}` returned {described(output)}. Return an `EvalLoopOutput` of predictions, labels, metrics and "
             "the number of samples."
         )
-
-
-def add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
-    """Add seconds, samples and steps per second since ``start_time`` to the metrics of ``output``."""
-    start_time += sum(output.metrics.get(f"{prefix}_{name}", 0.0) for name in _PREPARATION_TIMES)
+    for name in _PREPARATION_TIMES:
+        start_time += output.metrics.get(f"{prefix}_{name}", 0.0)
     steps = math.ceil(output.num_samples / (trainer.args.eval_batch_size * trainer.accelerator.data_parallel_size))
     output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
 
@@ -117,7 +113,7 @@ def run_loop(
         with noting(trainer, evaluates=True), past:
             backend.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
     except BaseException:
-        close_progress_bars(trainer, evaluation_only=True)
+        close_progress_bars(trainer.callback_handler, evaluation_only=True)
         raise
     finally:
         backend.loaders.watch_evaluation(outer)  # also after an error
@@ -211,7 +207,7 @@ def forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored: 
     context, inputs = prepare_context(trainer, model, inputs)
     with computing_loss(trainer), context():
         returned = call_override(
-            trainer.compute_loss, ("model", model), ("inputs", inputs), return_outputs=True, num_items_in_batch=count
+            trainer.compute_loss, "model inputs", model, inputs, return_outputs=True, num_items_in_batch=count
         )
     loss, outputs = loss_and_outputs(returned, f"`{type(trainer).__name__}.compute_loss`")
     return loss.detach().mean(), outputs

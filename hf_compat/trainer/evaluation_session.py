@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.callbacks.handler import fire
 from hf_compat.data.loader import TrackedLoader
-from hf_compat.errors import LossError, MetricsError, described
+from hf_compat.errors import DataError, LossError, MetricsError, described
 from hf_compat.metrics import denumpify_detensorize, has_length
 from hf_compat.nested import Nested, find_batch_size, leaves, map_nested
 from hf_compat.optim.losses import loss_logits_and_labels
-from hf_compat.overriding import WarnOnce
+from hf_compat.overriding import WarnOnce, is_overridden
 from hf_compat.trainer.outputs import (
     PAD_INDEX,
     EvalAccumulator,
@@ -169,6 +168,8 @@ class EvaluationSession:
         batch_size: Samples of a rank's batch, by which its loss is weighted; None until the first batch if the
             arguments do not say.
         examples: Samples in the dataset of the loader; None if it has no length.
+        gradients: Whether gradients are enabled for ``prediction_step`` and ``compute_metrics``, which may compute
+            some: as they are where the evaluation is called. Lightning runs its loop under ``torch.no_grad``.
         output: The return value of the Trainer's ``evaluation_loop``, set by :meth:`finish`.
 
     References:
@@ -226,6 +227,9 @@ class EvaluationSession:
         self._losses, self._predictions, self._labels, self._inputs = (
             EvalAccumulator(args.eval_do_concat_batches) for _ in range(4)
         )
+        self.gradients = torch.is_grad_enabled()
+        # Ours are in memory of their own, which is written to no more; a compute_metrics may write to what it gets.
+        self._views_losses = args.eval_do_concat_batches and not self._per_batch
         self._observed = 0
         self._steps = 0
         self._metrics: dict[str, Any] | None = None
@@ -246,14 +250,15 @@ class EvaluationSession:
         if losses is not None:
             # One value per sample, so that the mean weights each batch by its size.
             size: Any = observed if self._weighs_by_samples and observed else self.batch_size
-            losses = trainer.gather_function(losses.repeat(size))
+            is_own = self._views_losses and losses.ndim == 0 and not is_overridden(trainer.prediction_step)
+            losses = trainer.gather_function(losses.expand(size) if is_own else losses.repeat(size))
             self._losses.add(losses)
         if self._stream is not None:
             logits = self._update_stream(self._stream, logits, labels)
         if self._keeps or self._per_batch:
             logits, labels, main_inputs = self._gather(inputs, observed or 0, logits, labels)
         if self._fires_events:
-            fire(trainer, "on_prediction_step")
+            trainer.control = trainer.callback_handler.on_prediction_step(trainer.args, trainer.state, trainer.control)
         self._steps += 1
         if self._per_batch:
             self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, main_inputs))
@@ -302,7 +307,8 @@ class EvaluationSession:
             logits = self._pad(logits, "logits", _LOGITS_REMEDY)
             if self._stream is None:  # otherwise they are preprocessed already
                 logits = self._preprocess(logits, labels)
-        if self.gathers_for_metrics and trainer.accelerator.gradient_state.end_of_dataloader:
+        has_parts = logits is not None or labels is not None
+        if has_parts and self.gathers_for_metrics and trainer.accelerator.gradient_state.end_of_dataloader:
             self._warn_of_cut_rows(samples, predictions=logits, labels=labels)
         if logits is not None:
             logits = gather(logits)
@@ -396,6 +402,8 @@ class EvaluationSession:
     def finish(self) -> dict[str, Any]:
         """Compute and return the metrics, with prefixed names."""
         trainer = self._trainer
+        if not self._steps:
+            self._check_is_read()
         self._loaders.watch_evaluation(self._outer_loader)
         trainer.gather_function = trainer.accelerator.gather_for_metrics
         losses, predictions, labels, inputs = (
@@ -430,6 +438,20 @@ class EvaluationSession:
         self.output = EvalLoopOutput(predictions, labels, metrics, self._count_samples())
         return metrics
 
+    def _check_is_read(self) -> None:
+        """Raise if the loader, of which there was no batch, is one that rank 0 reads for all: accelerate's raises.
+
+        Raises:
+            DataError: If so; not if there was to be none.
+        """
+        if getattr(self._loader, "remainder_from_batch", False) and getattr(self._loader, "most", None) != 0:
+            kind = type(getattr(self._loader, "dataset", None)).__name__
+            raise DataError(
+                f"The dataset to evaluate, {kind}, has no samples: Batch does not contain any data. If it can be read "
+                "once, as a generator can, another evaluation has read it: begin anew in `__iter__`. An evaluation "
+                "without samples needs `accelerator_config={'dispatch_batches': False}`."
+            )
+
     def _mean_loss(self, losses: _Losses | None) -> float | None:
         if isinstance(losses, list) and losses:
             losses = np.concatenate([np.atleast_1d(loss) for loss in losses])  # gathered as objects they have no axis
@@ -449,3 +471,48 @@ class EvaluationSession:
         else:
             samples = self._observed
         return samples or self._observed
+
+
+class LegacySession(EvaluationSession):
+    """An evaluation that always keeps predictions as the model returned them, and concatenates them.
+
+    So ``preprocess_logits_for_metrics`` and ``eval_do_concat_batches`` have no effect, ``batch_eval_metrics`` gets the
+    main input only, and the mean loss includes infinite losses in all releases.
+
+    Raises:
+        DataError: If the loader has no length or no batch size.
+
+    References:
+        Same numbers as transformers 4.57 ``Trainer.prediction_loop``.
+    """
+
+    gathers_for_metrics = False
+
+    def __init__(self, trainer: Trainer, model: nn.Module, loader: Iterable[Any], **settings: Any) -> None:
+        length_is_known = has_length(loader)
+        if not length_is_known:
+            raise DataError(
+                "`use_legacy_prediction_loop=True`: the dataloader must implement a working __len__. Set it to False "
+                "for data without length."
+            )
+        size = getattr(loader, "total_batch_size", None) or getattr(loader, "batch_size", None)
+        if size is None:
+            raise DataError(
+                "`use_legacy_prediction_loop=True`: Batch size cannot be None in the loader. Set it to False."
+            )
+        super().__init__(trainer, model, loader, **{**settings, "keeps_predictions": True})
+        self.batch_size = size
+        self._losses, self._predictions, self._labels, self._inputs = (EvalAccumulator() for _ in range(4))
+
+    def _preprocess(self, logits: Nested, labels: Nested | None) -> Nested:
+        return logits
+
+    def _batch_inputs(self, inputs: Nested, main_inputs: Nested | None) -> Nested | None:
+        return main_inputs
+
+    def _mean_loss(self, losses: np.ndarray[Any, Any] | list[np.ndarray[Any, Any]] | None) -> float | None:
+        return float(losses.mean().item()) if isinstance(losses, np.ndarray) else None
+
+    def _count_samples(self) -> int:
+        assert self.examples is not None, "a loader without length is refused"
+        return self.examples

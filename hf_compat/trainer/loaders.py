@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from hf_compat.arguments.parallelism import read_sequence_parallelism
+from hf_compat.arguments.sequence_parallelism import SequenceParallelism
 from hf_compat.data import collators
 from hf_compat.data.samplers import is_balanced
 from hf_compat.data.sequence_shards import SequenceShards
 from hf_compat.errors import DataError, DatasetTypeError, described
-from hf_compat.memory import WeakAttribute
 from hf_compat.overriding import WarnOnce, check_returned
 from hf_compat.plan import RunPlan
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
-    from hf_compat.trainer.run import TrainingRun
-    from hf_compat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -43,39 +40,59 @@ FIXED_SEED = (
 )
 
 
-def eval_loader(trainer: Trainer, eval_dataset: Any, load: Callable[..., DataLoader[Any]]) -> DataLoader[Any]:
-    """Return the evaluation loader, by ``load`` or the previous one of persistent workers; see the Trainer's method."""
-    if eval_dataset is None and trainer.eval_dataset is None:
+def named_dataset(eval_dataset: Any, default: Any) -> tuple[str, Any]:
+    """Return the evaluation dataset that a call asks for, and a key by which its loader is kept.
+
+    Args:
+        eval_dataset: What the call was given: a dataset, the name of one of several, or None for the Trainer's.
+        default: The Trainer's, or a dict of several.
+
+    Raises:
+        DataError: If there is none.
+    """
+    if eval_dataset is None and default is None:
         raise DataError(
             "`eval_dataset=None`: evaluation requires an eval_dataset. Pass it to the Trainer or to `evaluate`."
         )
     if isinstance(eval_dataset, str):
-        key, dataset = eval_dataset, trainer.eval_dataset[eval_dataset]
-    elif eval_dataset is None or eval_dataset is trainer.eval_dataset:
-        key, dataset = "eval", trainer.eval_dataset
-    else:
-        key, dataset = f"eval {id(eval_dataset)}", eval_dataset
-    keeps_workers = trainer.args.dataloader_persistent_workers
-    loaders = trainer.run_counters.eval_loaders
-    kept = loaders.get(key) if keeps_workers else None
-    if kept is not None and vars(kept).get(_MADE_FOR) is dataset:  # which may have been replaced
-        return kept
-    loader = load(dataset=dataset, dataloader_key=key)
-    if keeps_workers:
+        return eval_dataset, default[eval_dataset]
+    if eval_dataset is None or eval_dataset is default:
+        return "eval", default
+    return f"eval {id(eval_dataset)}", eval_dataset
+
+
+def kept_loader(
+    kept: dict[str, DataLoader[Any]], key: str, dataset: Any, load: Callable[..., DataLoader[Any]]
+) -> DataLoader[Any]:
+    """Return the loader of ``dataset`` that is kept with its workers; a new one of ``load``, kept from now on, if none.
+
+    Args:
+        kept: The loaders that are kept, by their keys.
+        key: The key.
+        dataset: The dataset with all columns; another than the kept loader's has replaced that.
+        load: Makes a loader.
+    """
+    loader = kept.get(key)
+    if loader is None or vars(loader).get(_MADE_FOR) is not dataset:
+        loader = kept[key] = load(dataset=dataset, dataloader_key=key)
         vars(loader)[_MADE_FOR] = dataset
-        loaders[key] = loader
     return loader
 
 
-def check_is_sampler(trainer: Trainer, sampler: object, sampler_fn: object) -> None:
-    """Raise if what ``sampler_fn`` returned is neither None nor an iterable of indices.
+def check_is_sampler(sampler: object, made_by: object, **methods: object) -> None:
+    """Raise if ``sampler`` is neither None nor an iterable of indices.
+
+    Args:
+        sampler: What was returned.
+        made_by: What returned it.
+        **methods: Methods of the Trainer that make samplers, of which the error names the one that did.
 
     Raises:
         OverrideError: If so.
     """
-    named = (name for name in ("_get_train_sampler", "_get_eval_sampler") if getattr(trainer, name) == sampler_fn)
     fits = sampler is None or hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")
-    check_returned(fits, sampler, next(named, "sampler_fn"), "a `Sampler`, or None for the loader's own order")
+    name = next((name for name, method in methods.items() if method == made_by), "sampler_fn")
+    check_returned(fits, sampler, name, "a `Sampler`, or None for the loader's own order")
 
 
 def batching(sampler: Sampler[Any] | None, batch_size: int, *, drop_last: bool) -> dict[str, Any]:
@@ -96,9 +113,9 @@ def warn_of_own_order(strategy: str) -> None:
         )
 
 
-def length_keywords(trainer: Trainer, args: TrainingArguments) -> dict[str, Any]:
+def length_keywords(processing_class: Any, args: TrainingArguments) -> dict[str, Any]:
     """Return where samplers find the length of a sample: in a column, or by the processing class's first input."""
-    names = getattr(trainer.processing_class, "model_input_names", None)
+    names = getattr(processing_class, "model_input_names", None)
     return {"length_column_name": args.length_column_name, "model_input_name": names[0] if names else None}
 
 
@@ -151,27 +168,34 @@ def _remedy_for_dict(dataset: Mapping[Any, Any], description: str) -> str:
 
 
 def share_sequences(
-    trainer: Trainer, loader: Iterable[Any], group: Callable[[], ProcessGroup | None], warn_once: WarnOnce
+    loader: Iterable[Any],
+    sequences: SequenceParallelism | None,
+    rank: int,
+    group: Callable[[], ProcessGroup | None],
+    warn_once: WarnOnce,
+    *,
+    carries_on: bool,
 ) -> Iterable[Any]:
     """Return this rank's chunks of the batches of ``loader``; ``loader`` itself, if no rank shares its sequences.
 
     Args:
-        trainer: The Trainer.
         loader: The train loader of this rank.
+        sequences: How ranks share sequences; None if they do not.
+        rank: Rank of this process.
         group: Returns the ranks that share sequences; called when the first batch is read.
         warn_once: Warns of batches whose attention mask would be needed.
+        carries_on: Whether each epoch goes on with the pass of the one before, as under transformers.
     """
-    sequences = read_sequence_parallelism(trainer.args)
     if sequences is None:
         return loader
     return SequenceShards(
         loader,
         group,
-        rank=trainer.args.process_index % sequences.size,
+        rank=rank % sequences.size,
         size=sequences.size,
         attends_across=sequences.attention == "sdpa",
         warn_once=warn_once,
-        carries_on=trainer.semantics.carries_on_with_shared_sequences,
+        carries_on=carries_on,
     )
 
 
@@ -198,24 +222,20 @@ def warn_of_lost_steps(loader: object, plan: RunPlan, epoch: int, warn_once: War
 
 
 class Reloading:
-    """Makes a new train loader every ``epochs`` epochs.
+    """Says when a new train loader is made: every ``epochs`` epochs.
 
     Args:
-        run: The run, which makes it.
         epochs: Epochs after which the loader is made again.
     """
 
-    _run: WeakAttribute[TrainingRun] = WeakAttribute()
-
-    def __init__(self, run: TrainingRun, epochs: int) -> None:
-        self._run = run
+    def __init__(self, epochs: int) -> None:
         self._epochs = epochs
         self._last: int | None = None
 
-    def reload_if_due(self, epoch: int) -> None:
-        """Reload at the start of ``epoch`` if that is due; the first epoch of a run has a new loader anyway."""
+    def is_due(self, epoch: int) -> bool:
+        """Return whether a loader is made as ``epoch`` begins; a run's first has one. It is asked once an epoch."""
+        is_first = self._last is None
         if self._last is not None and epoch - self._last < self._epochs:
-            return
-        if self._last is not None:
-            self._run.reload()
+            return False
         self._last = epoch
+        return not is_first

@@ -13,32 +13,30 @@ from torch.optim import Optimizer
 
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.arguments.releases import effective_args
-from hf_compat.callbacks.handler import close_progress_bars, fire
+from hf_compat.callbacks.handler import close_progress_bars
 from hf_compat.data.windows import ResumePosition, Window, WindowLoader
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.internals.loops import continues_epoch, may_stop
 from hf_compat.engine.internals.stepping import TrainingLoop
-from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
+from hf_compat.engine.lightning_callbacks import IdleHooks, decay_added_parameters
 from hf_compat.engine.module import HFModule
+from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.memory import WeakAttribute
 from hf_compat.model_facts import zero_gradients
 from hf_compat.optim.losses import check_loss
 from hf_compat.overflow import DebugUnderflowOverflow
-from hf_compat.overriding import call_override, check_is_module, is_ours
+from hf_compat.overriding import call_override, check_is_module, is_overridden
 from hf_compat.plan import ResumeOffset
 from hf_compat.trainer.loaders import Reloading
 from hf_compat.trainer.optimization import CurrentOptimizer, GradientClipping, LRSchedule
-from hf_compat.trainer.preemption import Preemption
 from hf_compat.trainer.progress import (
     FrozenParameters,
     Progress,
-    TrainingLogs,
-    counts_tokens,
     log_start,
     warn_of_changed_accumulation,
 )
 from hf_compat.trainer.resume import Resume
-from hf_compat.trainer.saving import CheckpointSaving, EvaluationTiming, TrainingEvaluation
+from hf_compat.trainer.saving import CheckpointSaving, EvaluationTiming, Preemption, TrainingEvaluation
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -75,19 +73,20 @@ class UpdateLoop(TrainingLoop):
     """What every batch reads, kept from the begin of the first epoch to the end of the fit."""
 
     def __init__(self, pl_trainer: pl.Trainer, run: TrainingRun) -> None:
-        super().__init__(pl_trainer, HFModule)
+        super().__init__(pl_trainer, HFModule, ModelStrategy)
         self._run = run
 
     def advance(self, window: Window) -> None:  # type: ignore[override]  # Lightning's is given what fetches it
         """Make one update step; none if the data set has ended within the window."""
-        (_, hooks, trainer), lightning, done = self._fit, self.hooks, self.optimizer_steps
+        (_, hooks, trainer), lightning, done = self._fit, self.hooks, self.steps.completed
         window, index = self.begin_batch(window)
 
+        trainer.accelerator.sync_gradients = window.is_complete and len(window.batches) == 1  # of its first batch
         lightning.begin("on_train_batch_start", window, index)  # the user's Lightning callbacks
         if hooks.counts_tokens_ahead:
             trainer._track_num_input_tokens(window.batches[0])
         trainer.current_gradient_accumulation_steps = len(window.batches)
-        fire(trainer, "on_step_begin")
+        trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
         if hooks.timing is not None:
             hooks.timing.begin_window()
         if hooks.preemption is not None:
@@ -101,8 +100,8 @@ class UpdateLoop(TrainingLoop):
         lightning.begin("on_train_batch_end", outputs, window, index)
         if hooks.preemption is not None:
             hooks.preemption.end_step()
-        if self.optimizer_steps > done:
-            fire(trainer, "on_step_end")
+        if self.steps.completed > done:
+            trainer.control = trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
             if hooks.timing is not None:
                 hooks.timing.request_after_update(window)
             hooks.call_log_evaluate_save(trainer, self.trainer)
@@ -120,31 +119,29 @@ class UpdateLoop(TrainingLoop):
             ends_update = is_last and window.is_complete
             if number > 1 and hooks.counts_tokens_ahead:
                 trainer._track_num_input_tokens(batch)
-            accelerator = trainer.accelerator  # a subclass may have put its own in place
-            accelerator.sync_gradients = ends_update
-            with _SYNCS if is_last else accelerator.no_sync(trainer.model_wrapped):
-                loss = call_override(
-                    trainer.training_step,
-                    ("model", trainer.model_wrapped),
-                    ("inputs", batch),
-                    ("num_items_in_batch", window.num_items),
-                )
+            trainer.accelerator.gradient_state.sync_gradients = ends_update
+            with _SYNCS if is_last else trainer.accelerator.no_sync(trainer.model_wrapped):
+                names = "model inputs num_items_in_batch"
+                loss = call_override(trainer.training_step, names, trainer.model_wrapped, batch, window.num_items)
             if not isinstance(loss, Tensor):
                 check_loss(loss, f"`{type(trainer).__name__}.training_step`")
             losses.append(loss)
-            hooks.optimizer.give_if_replaced(trainer, self.strategy)
+            if trainer.optimizer is not hooks.optimizer.stepped:
+                hooks.optimizer.give_to(trainer, self.strategy)
             hooks.progress.count_batch(trainer, loss, batch)
             if ends_update:
                 self.step_optimizer()  # once gradients are unscaled: `on_before_optimizer_step` of the hooks, clipping
-                fire(trainer, "on_optimizer_step")
+                trainer.control = trainer.callback_handler.on_optimizer_step(
+                    trainer.args, trainer.state, trainer.control
+                )
                 hooks.schedule.step(trainer)
                 zero_gradients(trainer.model_wrapped)
-                hooks.progress.count_update(trainer, window, self.optimizer_steps)
+                hooks.progress.count_update(trainer, window, self.steps.completed)
                 if hooks.preemption is not None:
                     hooks.preemption.end_step()
             else:
-                fire(trainer, "on_substep_end")
-            if self.should_stop():
+                trainer.control = trainer.callback_handler.on_substep_end(trainer.args, trainer.state, trainer.control)
+            if not is_last and self.should_stop():
                 break
         # A copy, since a callback may add up in it, and the loss of the window may be added to the log's only later.
         return {"loss": losses[0].clone() if len(losses) == 1 else torch.stack(losses).sum()}
@@ -200,7 +197,7 @@ class UpdateLoop(TrainingLoop):
 # The run in order: each hook of Lightning, and those inside a window, as a list of calls.
 
 
-class RunHooks(LastCallback):
+class RunHooks(IdleHooks):
     """The script of a fit, and the objects that it calls; the last callback of a ``lightning.Trainer``.
 
     Each hook is a list of calls, in their order; the objects do one thing each and know no hook. Methods of the Trainer
@@ -226,22 +223,23 @@ class RunHooks(LastCallback):
 
     def prepare(self, run: TrainingRun) -> None:
         """Make the objects of one fit of ``run``."""
-        trainer, counters, loop = run.trainer, run.counters, run.backend.loop
-        self.run, self.trainer, self.loop = run, trainer, loop
+        trainer, counters, settings = run.trainer, run.counters, run.backend.loop_settings
+        self.run, self.trainer, self.loop_settings = run, trainer, settings
         self.start: ResumePosition | None = None
-        self.resume = Resume(trainer, run.point)
+        self.resume = Resume(trainer, run.checkpoint)
         self.optimizer = CurrentOptimizer(shards_model=run.backend.traits.shards_model)
-        self.clipping = GradientClipping(loop.clip_value)
+        self.clipping = GradientClipping(settings.clip_value)
         self.schedule = LRSchedule()
         self.progress = Progress(trainer, counters)
-        self.logs = TrainingLogs(run)
         self.evaluation = TrainingEvaluation(run)
         self.frozen = FrozenParameters(run.warn_once)
         self.saving = CheckpointSaving(run)
-        self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
-        self.reloading = Reloading(run, loop.reload_every) if loop.reload_every else None
+        times = settings.evaluation_times
+        self.timing = None if times is None else EvaluationTiming(trainer, times)
+        self.reloading = Reloading(settings.reload_every) if settings.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
-        self.counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
+        counts = trainer.args.include_num_input_tokens_seen != "no"
+        self.counts_tokens_ahead = counts and not trainer.semantics.counts_tokens_after_batch
         self._keeps_past = effective_args(trainer.args).past_index >= 0
 
     def start_at(self, start: ResumePosition | None, offset: ResumeOffset) -> None:
@@ -272,7 +270,8 @@ class RunHooks(LastCallback):
         self.optimizer.give_to(self.trainer, pl_trainer.strategy)  # type: ignore[arg-type]
         decay_added_parameters(pl_trainer, self.trainer.args.weight_decay)
         self.frozen.remember(self.trainer.model, self.run.backend.traits)
-        if self.loop.sanity_batches != 0 and self.run.point is None:  # as in Lightning, not in a resumed run
+        # As in Lightning, not in a resumed run.
+        if self.loop_settings.sanity_batches != 0 and self.run.checkpoint is None:
             with self.run.backend.sanity_check():
                 self.evaluation.measure(self.evaluation.ignore_keys)
         self.progress.start_clock()
@@ -280,24 +279,29 @@ class RunHooks(LastCallback):
 
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce the run."""
+        assert self.run is not None, "a fit has a run"
+        self.run.backend.set_modes()
+        trainer = self.trainer
         self.resume.drop_caches()
-        log_start(self.trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)
-        fire(self.trainer, "on_train_begin")
+        log_start(trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)
+        trainer.control = trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if self.timing is not None:
             self.timing.begin()
-        if self.trainer.args.eval_on_start:
-            self.trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
+        if trainer.args.eval_on_start:
+            trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
         if continues_epoch(pl_trainer):
             self.on_train_epoch_start(pl_trainer, pl_module)
 
     @wraps_stop_iteration
     def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch; in a resumed one Lightning does not call it, but :meth:`on_train_start` does."""
-        if self.reloading is not None:
-            self.reloading.reload_if_due(pl_trainer.current_epoch)
+        if self.reloading is not None and self.reloading.is_due(pl_trainer.current_epoch):
+            assert self.run is not None, "a fit has a run"
+            self.run.reload()
         if self._keeps_past:
             self.progress.counters.past = None
-        fire(self.trainer, "on_epoch_begin")
+        trainer = self.trainer
+        trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
 
     # ---- an update step, whose order is that of `UpdateLoop` ----
 
@@ -307,20 +311,21 @@ class RunHooks(LastCallback):
         """Clip the gradients, which a gradient scaler has unscaled."""
         trainer = self.trainer
         self.clipping.clip(trainer)
-        fire(trainer, "on_pre_optimizer_step")
+        trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
 
     # ---- the end ----
 
     @wraps_stop_iteration
     def on_train_epoch_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: log, evaluate and save."""
-        fire(self.trainer, "on_epoch_end")
+        trainer = self.trainer
+        trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         if self.timing is not None:
             self.timing.request_after_epoch(pl_trainer.current_epoch)
-        self.call_log_evaluate_save(self.trainer, pl_trainer)
+        self.call_log_evaluate_save(trainer, pl_trainer)
         if self.preemption is not None:
             self.preemption.exit_if_signalled(pl_trainer)
-        self.agree_on_stopping(self.trainer, pl_trainer)
+        self.agree_on_stopping(trainer, pl_trainer)
 
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
@@ -351,7 +356,7 @@ class RunHooks(LastCallback):
         """Undo ``setup``, also after an error in the fit; a second call has no effect."""
         with self._undo:
             if self.run is not None:
-                close_progress_bars(self.trainer)  # of a run that ended without `on_train_end`
+                close_progress_bars(self.trainer.callback_handler)  # of a run that ended without `on_train_end`
                 if self._keeps_past:
                     self.progress.counters.forget_past()
 
@@ -360,18 +365,14 @@ class RunHooks(LastCallback):
     def call_log_evaluate_save(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, unless it is ours and nothing is due."""
         self.saving.begin_step()
-        method, control = trainer._maybe_log_save_evaluate, trainer.control
-        if is_ours(method) and not (control.should_log or control.should_evaluate or control.should_save):
+        method, control, counters = trainer._maybe_log_save_evaluate, trainer.control, self.progress.counters
+        if not is_overridden(method) and not (control.should_log or control.should_evaluate or control.should_save):
             return  # before the losses are added up for it
         call_override(
             method,
-            ("tr_loss", self.progress.counters.tr_loss),
-            ("grad_norm", self.clipping.norm),
-            ("model", trainer.model_wrapped),
-            ("trial", self.progress.counters.trial),
-            ("epoch", pl_trainer.current_epoch),
-            ("ignore_keys_for_eval", self.evaluation.ignore_keys),
-            ("start_time", self.progress.start_time),
+            "tr_loss grad_norm model trial epoch ignore_keys_for_eval start_time",
+            *(counters.tr_loss, self.clipping.norm, trainer.model_wrapped, counters.trial, pl_trainer.current_epoch),
+            *(self.evaluation.ignore_keys, self.progress.start_time),
             learning_rate=self.schedule.learning_rate,
         )
 

@@ -8,25 +8,22 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.nn.utils.rnn import PackedSequence
 
 from hf_compat.accelerator.accelerator import gather_outputs
 from hf_compat.arguments.process_facts import uses_cpu_amp
 from hf_compat.arguments.releases import effective_args
-from hf_compat.data.loader import move_to_device
 from hf_compat.data.sequence_shards import shifted_labels
 from hf_compat.distributed import collectives
 from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, whole_sequences
 from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
 from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm, unwrap_peft
-from hf_compat.nested import MAPPINGS, SEQUENCES, Nested, map_nested, rebuild
-from hf_compat.overriding import check_returned, is_ours
+from hf_compat.nested import Nested, map_nested
+from hf_compat.overriding import check_returned, is_overridden
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -183,7 +180,7 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
     """
     method = trainer.compute_loss_context_manager
     is_plain = trainer.semantics.leaves_loss_out_of_cpu_autocast or not has_cpu_autocast(trainer)
-    if is_plain and is_ours(method) and is_ours(trainer.autocast_smart_context_manager):
+    if is_plain and not is_overridden(method) and not is_overridden(trainer.autocast_smart_context_manager):
         return _NOTHING  # without making a stack of no contexts for each batch
     context = method()
     check_is_context(context, "compute_loss_context_manager")
@@ -200,60 +197,27 @@ def check_is_context(context: object, method: str) -> None:
     )
 
 
-def prepare_input(
-    data: object, device: torch.device, dtype: torch.dtype | None, prepare: Callable[[object], Any]
-) -> Any:
-    """Return ``data`` with its tensors on ``device``, in ``dtype`` if given; parts of it go to ``prepare``.
-
-    Other objects that have a method ``to`` are where the loader has moved them.
-    """
-    if isinstance(data, Tensor):
-        is_cast = dtype is not None and (data.is_floating_point() or data.is_complex())
-        return data.to(device=device, dtype=dtype) if is_cast else data.to(device=device)
-    own = is_ours(prepare)
-    part = partial(prepare_input, device=device, dtype=dtype, prepare=prepare) if own else prepare
-    if isinstance(data, MAPPINGS):
-        stays = dtype is None and own  # a plain tensor that is on the device
-        return type(data)(  # type: ignore[call-arg]
-            {
-                name: value if stays and type(value) is Tensor and value.device == device else part(value)
-                for name, value in data.items()
-            }
-        )
-    if isinstance(data, PackedSequence):  # some of whose tensors stay on the CPU
-        return move_to_device(data, device)
-    return rebuild(data, map(part, data)) if isinstance(data, SEQUENCES) else data
-
-
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return ``inputs``, on the training device, with the past state of the previous batch as ``mems``.
+def refuse_empty_batch(trainer: Trainer) -> NoReturn:
+    """Raise for a batch without inputs.
 
     Raises:
-        DataError: If they are empty.
-        OverrideError: If they are none.
+        DataError: Always.
     """
-    if type(inputs) is not dict:
-        check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
-    if len(inputs) == 0:
-        model = unwrap_peft(trainer.model)
-        if all(parameter.kind in _VARIADIC for parameter in inspect.signature(model.forward).parameters.values()):
-            raise DataError(
-                f"`train_dataset`: The batch received was empty. `{type(model).__name__}.forward` takes any arguments, "
-                "so that its columns are not known. Set `remove_unused_columns=False`."
-            )
-        columns = trainer.run_counters.signature_columns or ["(any)"]
+    model = unwrap_peft(trainer.model)
+    if all(parameter.kind in _VARIADIC for parameter in inspect.signature(model.forward).parameters.values()):
         raise DataError(
-            f"`train_dataset`: The batch received was empty. {type(trainer.model).__name__} takes the columns "
-            f"{', '.join(columns)}. Add at least one of them to the dataset, or set "
-            "`remove_unused_columns=False`."
+            f"`train_dataset`: The batch received was empty. `{type(model).__name__}.forward` takes any arguments, "
+            "so that its columns are not known. Set `remove_unused_columns=False`."
         )
-    past = getattr(trainer.run_counters, "past", None)
-    if past is not None:
-        inputs["mems"] = past
-    return trainer.lightning_backend.precision.convert_input(inputs)  # type: ignore[no-any-return]
+    columns = trainer.run_counters.signature_columns or ["(any)"]
+    raise DataError(
+        f"`train_dataset`: The batch received was empty. {type(trainer.model).__name__} takes the columns "
+        f"{', '.join(columns)}. Add at least one of them to the dataset, or set "
+        "`remove_unused_columns=False`."
+    )
 
 
 def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> None:

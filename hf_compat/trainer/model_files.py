@@ -336,7 +336,7 @@ class Pusher:
         try:
             return self._push_output(trainer, commit_message, blocking, token, revision, private, described)
         except HubError as error:
-            if not trainer.is_in_train:
+            if not trainer.lightning_backend.trains:
                 raise
             logger.warning("%s Training continues; the files are still on this machine.", error)
             return None

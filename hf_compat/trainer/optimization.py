@@ -13,7 +13,13 @@ from torch.optim import Optimizer
 from hf_compat.engine.internals.strategies import replace_optimizer
 from hf_compat.errors import NoOptimizerError, TrainerSetupError
 from hf_compat.memory import WeakAttribute
-from hf_compat.optim.optimizers import keep_embeddings_in_32_bits, leave_step_to_backward, notices, updates_in_backward
+from hf_compat.optim.optimizers import (
+    check_backward,
+    keep_embeddings_in_32_bits,
+    leave_step_to_backward,
+    notices,
+    updates_in_backward,
+)
 from hf_compat.optim.prepared import groups_by_mesh, parameter_groups, prepare_optimizer, unwrap_optimizer
 from hf_compat.optim.schedulers import build_scheduler, steps_on_metric
 from hf_compat.overriding import call_override, check_returned
@@ -115,16 +121,14 @@ class CurrentOptimizer:
 
     Args:
         shards_model: Whether the strategy's wrapper is what accelerate counts as the model.
+
+    Attributes:
+        stepped: The Trainer's optimizer when it was last given to the strategy.
     """
 
     def __init__(self, *, shards_model: bool) -> None:
         self._shards_model = shards_model
-        self._stepped: Any = None
-
-    def give_if_replaced(self, trainer: Trainer, strategy: ModelStrategy) -> None:
-        """Give the strategy the Trainer's optimizer if it is another than before; the update step may come next."""
-        if trainer.optimizer is not self._stepped:
-            self.give_to(trainer, strategy)
+        self.stepped: Any = None
 
     def give_to(self, trainer: Trainer, strategy: ModelStrategy) -> None:
         """Give the strategy optimizer and schedule: an override that loads their states may have replaced them.
@@ -132,7 +136,7 @@ class CurrentOptimizer:
         Raises:
             TrainerSetupError: If the Trainer has no optimizer.
         """
-        self._stepped = trainer.optimizer
+        self.stepped = trainer.optimizer
         trainer.accelerator.hold(trainer.model_wrapped if self._shards_model else trainer.model, trainer.optimizer)
         if strategy.engine is not None:
             return
@@ -188,25 +192,20 @@ class LRSchedule:
     def step(self, trainer: Trainer) -> None:
         """Step the schedule, and keep the learning rate of the step before."""
         self.learning_rate = trainer._get_learning_rate()
-        if not trainer.accelerator.optimizer_step_was_skipped and not steps_on_metric(trainer.lr_scheduler):
-            _step_without_added_groups(trainer.lr_scheduler)
-
-
-def _step_without_added_groups(scheduler: Any) -> None:
-    """Step ``scheduler``, which sees the groups of parameters that it was created for.
-
-    A callback may have added others to the optimizer; they keep the learning rate that it gives them.
-    """
-    optimizer, rates = getattr(scheduler, "optimizer", None), getattr(scheduler, "base_lrs", None)
-    if rates is None or optimizer is None or len(optimizer.param_groups) <= len(rates):
-        scheduler.step()
-        return
-    every = optimizer.param_groups
-    optimizer.param_groups = every[: len(rates)]
-    try:
-        scheduler.step()
-    finally:
-        optimizer.param_groups = every
+        scheduler: Any = trainer.lr_scheduler
+        if trainer.accelerator.optimizer_step_was_skipped or steps_on_metric(scheduler):
+            return
+        optimizer, rates = getattr(scheduler, "optimizer", None), getattr(scheduler, "base_lrs", None)
+        if rates is None or optimizer is None or len(optimizer.param_groups) <= len(rates):
+            scheduler.step()
+            return
+        # A callback has added groups of parameters: they keep the learning rate that it gives them.
+        every = optimizer.param_groups
+        optimizer.param_groups = every[: len(rates)]
+        try:
+            scheduler.step()
+        finally:
+            optimizer.param_groups = every
 
 
 # Creating a Trainer's optimizer and learning-rate schedule; learning rates and parameter groups.
@@ -226,12 +225,12 @@ def create_optimizer(trainer: Trainer, model: nn.Module | None) -> None:
     if trainer.optimizer_cls_and_kwargs is not None:
         chosen, kwargs = trainer.optimizer_cls_and_kwargs
     else:
-        chosen, kwargs = _checked(
-            call_override(trainer.get_optimizer_cls_and_kwargs, ("args", args), ("model", target))
-        )
+        chosen, kwargs = _checked(call_override(trainer.get_optimizer_cls_and_kwargs, "args model", args, target))
     trainer.optimizer = _instantiate(trainer, chosen, kwargs, groups, target)
     if "bitsandbytes" in str(chosen) and kwargs.get("optim_bits") == 8:
         keep_embeddings_in_32_bits(target)
+    is_scaled, by_engine = trainer.accelerator.scaler is not None, trainer.lightning_backend.traits.has_engine
+    check_backward(args, trainer.optimizer, is_scaled=is_scaled, by_engine=by_engine)
     if hasattr(trainer.optimizer, "fused_backward"):
         leave_step_to_backward(trainer.optimizer)
     for notice in notices(args, trainer.optimizer, trainer.semantics):

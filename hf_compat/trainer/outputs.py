@@ -47,13 +47,13 @@ def nested_numpify(tensors: object) -> Any:
     """Return ``tensors``, however nested, as numpy arrays; bfloat16, which numpy does not have, as float32.
 
     Raises:
-        LossError: If a leaf is not a tensor.
+        LossError: If a leaf is not a tensor, or sparse.
     """
     return map_nested(_to_array, tensors)
 
 
 def _to_array(leaf: object) -> np.ndarray[Any, Any]:
-    if not isinstance(leaf, Tensor):
+    if not (isinstance(leaf, Tensor) and leaf.layout is torch.strided):
         raise _not_a_tensor(leaf)
     tensor = leaf.cpu()
     array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -61,14 +61,15 @@ def _to_array(leaf: object) -> np.ndarray[Any, Any]:
 
 
 def _not_a_tensor(leaf: object) -> LossError:
+    what = f"tensor of layout {leaf.layout}" if isinstance(leaf, Tensor) else type(leaf).__name__
     return LossError(
-        f"The model's output holds a {type(leaf).__name__}, but only tensors can be accumulated: return "
-        "tensors, or add its key to `ignore_keys`."
+        f"The model's output holds a {what}, but only tensors can be accumulated, and none that is sparse: return "
+        "such tensors, or add its key to `ignore_keys`."
     )
 
 
 def _not_alike(first: str, other: object) -> DataError:
-    return DataError(
+    return DataError.also(AssertionError)(
         f"The model returned a {first} for one batch and a {type(other).__name__} for another: "
         "return outputs of the same structure for all batches."
     )
@@ -148,12 +149,12 @@ class _Run:
     Each has a dimension at least.
 
     Args:
-        dtype: Their type.
+        kind: What they have in common, by :func:`_kind`.
         pad_index: What shorter batches are padded with.
     """
 
-    def __init__(self, dtype: torch.dtype, pad_index: int) -> None:
-        self._dtype, self._pad_index = dtype, pad_index
+    def __init__(self, kind: tuple[Any, ...], pad_index: int) -> None:
+        self.kind, self._pad_index = kind, pad_index
         self._blocks: list[Tensor] = []
         self._parts: list[list[tuple[int, torch.Size]]] = []
         """Of each block: how many rows of which shape are in it, in order."""
@@ -163,32 +164,30 @@ class _Run:
     @classmethod
     def of(cls, tensor: Tensor, pad_index: int) -> _Run:
         """Return a run of ``tensor`` alone, which is not copied."""
-        run = cls(tensor.dtype, pad_index)
+        run = cls(_kind(tensor), pad_index)
         run._blocks, run._parts = [tensor.reshape(-1)], [[(len(tensor), tensor.shape[1:])]]
         run._used = run._total = tensor.numel()
         return run
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """The properties that tensors must share with those of the run: dtype, dimensions, trailing shape."""
-        _, shape = self._parts[0][0]
-        return self._dtype, 1 + len(shape), tuple(shape[1:])
 
     def add(self, tensor: Tensor) -> None:
         """Add a copy of ``tensor``, which may be on any device."""
         begin, count = self._used, tensor.numel()
         if not self._blocks or begin + count > len(self._blocks[-1]):
             size = max(count, self._total // _BLOCKS_AT_LEAST) * tensor.itemsize
-            self._blocks.append(torch.frombuffer(mapped(max(size, _SMALLEST_BLOCK)), dtype=self._dtype))
+            self._blocks.append(torch.frombuffer(mapped(max(size, _SMALLEST_BLOCK)), dtype=self.kind[0]))
             self._parts.append([])
             begin = 0
         self._used = begin + count
         self._total += count
-        self._blocks[-1][begin : self._used].view(tensor.shape).copy_(tensor.detach())
+        place = self._blocks[-1][begin : self._used]
+        (place if tensor.ndim == 1 else place.view(tensor.shape)).copy_(
+            tensor.detach() if tensor.requires_grad else tensor
+        )
         parts, rows, shape = self._parts[-1], tensor.shape[0], tensor.shape[1:]
         if parts and parts[-1][1] == shape:
-            rows += parts.pop()[0]
-        parts.append((rows, shape))
+            parts[-1] = parts[-1][0] + rows, shape
+        else:
+            parts.append((rows, shape))
 
     def take(self) -> Iterator[Tensor]:
         """Yield the tensors, several of one shape as one; each block is freed as soon as they have been used."""
@@ -209,7 +208,7 @@ class _Run:
         shape = [sum(rows for rows, _ in found), *found[0][1]]
         if len(shape) > 1:
             shape[1] = max(shape[0] for _, shape in found)
-        joined, start = torch.empty(shape, dtype=self._dtype), 0
+        joined, start = torch.empty(shape, dtype=self.kind[0]), 0
         for tensor in self.take():
             part = joined[start : start + len(tensor)]
             if tensor.shape[1:2] != part.shape[1:2]:
@@ -238,14 +237,16 @@ class _Rows:
 
     def add(self, tensor: object) -> None:
         """Add the output of one batch, a tensor on any device."""
-        if not isinstance(tensor, Tensor):
-            raise _not_alike("Tensor", tensor) if self._batches else _not_a_tensor(tensor)
+        if not (isinstance(tensor, Tensor) and tensor.layout is torch.strided):
+            is_other = self._batches and not isinstance(tensor, Tensor)
+            raise _not_alike("Tensor", tensor) if is_other else _not_a_tensor(tensor)
         self._is_scalar = tensor.ndim == 0 and not self._batches
         self._batches += 1
         tensor = tensor if tensor.ndim else tensor[None]
+        kind = _kind(tensor)
         if self._tensors is None:
-            self._tensors = _Run(tensor.dtype, self._pad_index)
-        elif self._tensors.kind != _kind(tensor):
+            self._tensors = _Run(kind, self._pad_index)
+        elif self._tensors.kind != kind:
             # The result depends on the order, so that there is one tensor at a time, as upstream.
             pair = [self._tensors.joined(), tensor.cpu()]
             joined = _concatenate_leaves(pair, self._pad_index, torch.cat, _full_tensor)
@@ -258,9 +259,10 @@ class _Rows:
         tensors, self._tensors = self._tensors, None
         if tensors is None:
             return
+        kind = (_array_type(tensors.kind[0]), *tensors.kind[1:])
         if self._arrays is None:
-            self._arrays = _Run(_array_type(tensors.kind[0]), self._pad_index)
-        elif self._arrays.kind[1:] != tensors.kind[1:] or self._arrays.kind[0] != _array_type(tensors.kind[0]):
+            self._arrays = _Run(kind, self._pad_index)
+        elif self._arrays.kind != kind:
             pair = [_to_array(run.joined()) for run in (self._arrays, tensors)]
             joined = _concatenate_leaves(pair, self._pad_index, np.concatenate, _full_array)
             self._arrays = _Run.of(torch.from_numpy(joined), self._pad_index)
@@ -472,6 +474,29 @@ def note_prediction(error: Exception, prediction: EvalPrediction) -> None:
             "`compute_metrics`: predictions and labels are padded with -100, which is no token. Replace it before "
             "decoding: `np.where(ids < 0, tokenizer.pad_token_id, ids)`."
         )
+    elif (note := _note_of_shapes(told, prediction)) is not None:
+        error.add_note(note)
+
+
+def _note_of_shapes(told: str, prediction: EvalPrediction) -> str | None:
+    """Return what shapes of ``prediction`` an error with the text ``told`` comes from, if that is seen."""
+    predictions, labels = prediction.predictions, prediction.label_ids
+    if not (isinstance(predictions, np.ndarray) and isinstance(labels, np.ndarray)):
+        return None
+    shape = f"`compute_metrics`: `predictions` are of shape {predictions.shape}"
+    if np.issubdtype(predictions.dtype, np.floating) and "cannot be interpreted as an integer" in told:
+        return (
+            f"{shape}, logits and no tokens. Take `predictions.argmax(-1)`, or have a `Seq2SeqTrainer` generate: "
+            "`predict_with_generate=True`."
+        )
+    if predictions.ndim == labels.ndim + 1 and re.search("broadcast|mix of|inconsistent|continuous", told):
+        return f"{shape}, a number for each class, and `label_ids` of {labels.shape}. Take `predictions.argmax(-1)`."
+    if (labels == PAD_INDEX).any() and re.search("mix of|inconsistent|not supported|not in|unknown", told):
+        return (
+            f"`compute_metrics`: `label_ids` are {PAD_INDEX} where nothing is scored. Leave these out: "
+            f"`predictions[label_ids != {PAD_INDEX}]`."
+        )
+    return None
 
 
 def note_logits(error: Exception, logits: object) -> None:

@@ -23,13 +23,13 @@ from hf_compat.engine.internals.loops import (
     user_data,
     user_loader,
 )
-from hf_compat.engine.lightning_callbacks import FirstCallback
+from hf_compat.engine.lightning_callbacks import RunStarter
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFDataModule, HFModule
 from hf_compat.errors import NotSupportedError, TrainerSetupError
 from hf_compat.model_facts import unwrap_model
 from hf_compat.optim.schedulers import get_scheduler
-from hf_compat.overriding import is_ours
+from hf_compat.overriding import is_overridden
 from hf_compat.trainer.evaluation import prepare
 from hf_compat.trainer.loop import RunHooks
 from hf_compat.trainer.run import UserPieces, current_run, new_run
@@ -233,7 +233,7 @@ class TrainerFactory:
 def _own_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
     """Return the callbacks of ``pl_trainer`` that are not the run's."""
     callbacks = pl_trainer.callbacks  # type: ignore[attr-defined]
-    return [one for one in callbacks if not isinstance(one, RunHooks | FirstCallback)]
+    return [one for one in callbacks if not isinstance(one, RunHooks | RunStarter)]
 
 
 # `validate`, `test` and `predict` called by the user, run as `Trainer.evaluate` and `Trainer.predict`.
@@ -485,8 +485,6 @@ def to_lightning(
 ) -> tuple[pl.Trainer, HFModule, HFDataModule]:
     """Return the pieces of the run that ``trainer.train()`` would be; ``fit`` of the first with the others runs it.
 
-    ::
-
         lightning_trainer, module, data = to_lightning(trainer)
         lightning_trainer.fit(module, datamodule=data)
 
@@ -531,8 +529,8 @@ def _with_pieces_of(trainer: Trainer, lightning_trainer: pl.Trainer, evaluated: 
     return trainer
 
 
-def _first(group: StandaloneRun) -> FirstCallback:
-    return FirstCallback(group.begin)
+def _first(group: StandaloneRun) -> RunStarter:
+    return RunStarter(group.begin)
 
 
 def _refuse_several_fits(trainer: Trainer) -> None:
@@ -545,7 +543,7 @@ def _refuse_several_fits(trainer: Trainer) -> None:
         f"`{name}` is overridden in {type(trainer).__name__}, but would not be called. Call `train`, or move the code "
         "into a callback."
         for name in ("train", "_inner_training_loop")
-        if not is_ours(getattr(trainer, name))
+        if is_overridden(getattr(trainer, name))
     ]
     if problems:
         raise NotSupportedError("\n  ".join(["A run in pieces is one `fit`:", *problems]))
@@ -559,8 +557,6 @@ def callbacks(
     ignore_keys_for_eval: list[str] | None = None,
 ) -> list[pl.Callback]:
     """Return the callbacks that make a ``lightning.Trainer`` train an ``HFModule`` as transformers' Trainer does.
-
-    ::
 
         lightning_trainer = lightning.Trainer(callbacks=callbacks(args))
         lightning_trainer.fit(HFModule(model), datamodule=HFDataModule(train_dataset=rows))

@@ -99,7 +99,7 @@ def place_model(trainer: Trainer, backend: LightningBackend) -> None:
 
 def wrap(trainer: Trainer, model: nn.Module, **options: Any) -> nn.Module:
     """Return ``model`` in what the Trainer's ``_wrap_model`` puts around it; an OverrideError if that is no model."""
-    wrapped: nn.Module = call_override(trainer._wrap_model, ("model", model), **options)
+    wrapped: nn.Module = call_override(trainer._wrap_model, "model", model, **options)
     check_is_module(wrapped, "_wrap_model")
     return wrapped
 

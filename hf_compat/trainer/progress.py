@@ -19,10 +19,10 @@ from hf_compat.data.loader import FirstBatches, PreparedDataLoader
 from hf_compat.data.windows import Window
 from hf_compat.errors import ModelError
 from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
-from hf_compat.metrics import has_length, speed_metrics
+from hf_compat.metrics import has_length
 from hf_compat.model_facts import count_parameters
 from hf_compat.optim.losses import divide_scalar
-from hf_compat.overriding import WarnOnce, call_override, check_returned, is_ours
+from hf_compat.overriding import WarnOnce, check_returned, is_overridden
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from hf_compat.engine.strategies.choice import StrategyTraits
     from hf_compat.state import TrainerState
     from hf_compat.trainer.optimization import Norm
-    from hf_compat.trainer.run import TrainingRun
     from hf_compat.trainer.searching import Trial
     from hf_compat.trainer.trainer import Trainer
 
@@ -40,49 +39,29 @@ logger = logging.getLogger(__name__)
 # Logs during training: averages over the update steps since the last log.
 
 
-class TrainingLogs:
-    """Logs mean loss, gradient norm and learning rate if the control says so, at most once per update step.
+def take_logs(
+    trainer: Trainer, counters: RunCounters, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None
+) -> dict[str, float]:
+    """Return the logs of the update steps since the last log, and begin to count anew.
 
     Args:
-        run: The run, whose backend lets Lightning callbacks monitor what was logged.
+        trainer: The Trainer.
+        counters: The run's counts.
+        tr_loss: The loss summed since the last log, ``()``; set to 0 in place.
+        grad_norm: The last gradient norm, None if it was not computed.
+        learning_rate: The learning rate to log. Default: the schedule's last.
     """
-
-    _run: WeakAttribute[TrainingRun] = WeakAttribute()
-    _trainer: WeakAttribute[Trainer] = WeakAttribute()
-
-    def __init__(self, run: TrainingRun) -> None:
-        self._run, self._trainer = run, run.trainer
-        self._counters = run.counters
-
-    def log_if_due(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None, start_time: float) -> None:
-        """Log if the control says so and there was an update step since the last log.
-
-        Args:
-            tr_loss: The loss summed since the last log, ``()``; set to 0 in place.
-            grad_norm: The last gradient norm, None if it was not computed.
-            learning_rate: The learning rate to log. Default: the schedule's last.
-            start_time: When the run started, in seconds of ``time.time``.
-        """
-        trainer = self._trainer
-        if trainer.control.should_log and trainer.state.global_step > self._counters.last_logged_step:
-            logs = self._logs(tr_loss, grad_norm, learning_rate)
-            call_override(trainer.log, ("logs", logs), ("start_time", start_time))
-            self._run.backend.publish_metrics(logs)
-
-    def _logs(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None) -> dict[str, float]:
-        """Return the logs of the update steps since the last log, and reset the counts."""
-        counters = self._counters
-        summed = self._trainer.accelerator.gather(tr_loss).mean().item()
-        tr_loss -= tr_loss  # in place, as callers have a reference; a NaN stays, as in transformers
-        mean = summed / (self._trainer.state.global_step - counters.last_logged_step)
-        logs = {"loss": mean if self._trainer.semantics.logs_unrounded_loss else round(mean, 4)}
-        if grad_norm is not None:
-            logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
-        logs["learning_rate"] = self._trainer._get_learning_rate() if learning_rate is None else learning_rate
-        counters.total_loss_scalar += summed
-        counters.last_logged_step = self._trainer.state.global_step
-        self._trainer.store_flos()
-        return logs
+    summed = trainer.accelerator.gather(tr_loss).mean().item()
+    tr_loss -= tr_loss  # in place, as callers have a reference; a NaN stays, as in transformers
+    mean = summed / (trainer.state.global_step - counters.last_logged_step)
+    logs = {"loss": mean if trainer.semantics.logs_unrounded_loss else round(mean, 4)}
+    if grad_norm is not None:
+        logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, Tensor) else grad_norm
+    logs["learning_rate"] = trainer._get_learning_rate() if learning_rate is None else learning_rate
+    counters.total_loss_scalar += summed
+    counters.last_logged_step = trainer.state.global_step
+    trainer.store_flos()
+    return logs
 
 
 _ADDED_AT_ONCE = 64
@@ -156,12 +135,23 @@ class LossSum:
 
 
 @dataclass(slots=True)
-class _KnownModel:
-    """Facts of a model that its floating-point operations are computed from."""
+class ModelFacts:
+    """What the floating-point operations of a model are computed from."""
 
-    model: nn.Module
+    model: Any
     main_input: str | None
-    parameters: int | None = None
+    """The name of the input that holds its tokens; None if it does not count its parameters."""
+    _outside_embeddings: int | None = None
+
+    def parameters_outside_embeddings(self, *, recounts: bool) -> int:
+        """Return the number of parameters without embeddings; computed once.
+
+        Args:
+            recounts: Compute it each time: with ZeRO-3 the number on a rank changes from step to step.
+        """
+        if self._outside_embeddings is None or recounts:
+            self._outside_embeddings = int(self.model.num_parameters(exclude_embeddings=True))
+        return self._outside_embeddings
 
 
 @dataclass(slots=True)
@@ -201,7 +191,7 @@ class RunCounters:
     """Floating-point operations since they were last added to the state."""
     losses: LossSum = field(default_factory=LossSum)
     """Losses since the last log; their sum is ``tr_loss``."""
-    _known: _KnownModel | None = field(default=None, repr=False)
+    _facts: ModelFacts | None = field(default=None, repr=False)
 
     def forget_past(self) -> None:
         """Unset the past state, if there is one."""
@@ -224,30 +214,15 @@ class RunCounters:
     def tr_loss(self, value: Tensor | None) -> None:
         self.losses.value = value
 
-    def main_input(self, model: nn.Module) -> str | None:
-        """Return the name of the input that holds ``model``'s tokens, None if ``model`` does not count its parameters.
+    def facts_of(self, model: nn.Module) -> ModelFacts:
+        """Return what the operations of ``model`` are computed from.
 
         Looked up once: a module raises an error for each attribute that it lacks, which takes as long as a small layer.
         """
-        return self._of(model).main_input
-
-    def parameters_outside_embeddings(self, model: Any, *, recounts: bool) -> int:
-        """Return the number of ``model``'s parameters without its embeddings; computed once.
-
-        Args:
-            model: A model with ``num_parameters``.
-            recounts: Compute it each time: with ZeRO-3 the number on a rank changes from step to step.
-        """
-        known = self._of(model)
-        if known.parameters is None or recounts:
-            known.parameters = int(model.num_parameters(exclude_embeddings=True))
-        return known.parameters
-
-    def _of(self, model: nn.Module) -> _KnownModel:
-        if self._known is None or self._known.model is not model:
+        if self._facts is None or self._facts.model is not model:
             name = getattr(model, "main_input_name", "input_ids") if hasattr(model, "num_parameters") else None
-            self._known = _KnownModel(model, name)
-        return self._known
+            self._facts = ModelFacts(model, name)
+        return self._facts
 
 
 def _checked_flos(flos: Any) -> float:
@@ -272,7 +247,6 @@ class Progress:
         plan: The plan of the run, set before the fit.
         offset: How the samples are counted, if the run was resumed with other windows.
         start_time: When the run started, in seconds of ``time.time``.
-        position: The position in the data; None before the first update step.
     """
 
     _trainer: WeakAttribute[Trainer] = WeakAttribute()
@@ -283,7 +257,8 @@ class Progress:
         self.plan: RunPlan | None = None
         self.offset = ResumeOffset()
         self.start_time = 0.0
-        self.position: DataPosition | None = None
+        self._done: tuple[int, int] | None = None
+        """Completed epochs, and batches of the current one, after the last update step; None before the first."""
 
     def begin(self) -> None:
         """Initialise the counts from the state at the start of the run."""
@@ -300,7 +275,7 @@ class Progress:
         counters = self.counters
         since_log = 1 + trainer.state.global_step - counters.last_logged_step
         steps = since_log if trainer.args.logging_nan_inf_filter else None
-        counters.losses.add(loss, steps, may_change=not is_ours(trainer.training_step))  # ours returns a new one
+        counters.losses.add(loss, steps, may_change=is_overridden(trainer.training_step))  # ours returns a new one
         flos = trainer.floating_point_ops(batch)
         counters.flos += float(flos) if type(flos) is int else _checked_flos(flos)
         if trainer.semantics.counts_tokens_after_batch:
@@ -313,41 +288,17 @@ class Progress:
         state.global_step = global_step
         done = window.batches_before + len(window.batches)
         state.epoch = window.epoch + done / plan.batches_per_epoch
-        self.position = DataPosition.after(plan, window.epoch, done, self.offset)
+        self._done = window.epoch, done
 
     def position_to_resume(self) -> DataPosition | None:
-        """Return where a resumed run continues: with the next epoch, if a callback has ended this one early."""
-        if self.position is None or not self._trainer.control.should_epoch_stop:
-            return self.position
-        return self.position.at_next_epoch()
+        """Return where a resumed run continues: with the next epoch, if a callback has ended this one early.
 
-
-def store_flos(trainer: Trainer, counters: RunCounters) -> None:
-    """Add the floating-point operations of all ranks since the last call to ``state.total_flos``."""
-    flos = counters.flos
-    if trainer.args.world_size > 1:  # summed in float32, as in transformers
-        summed = trainer.accelerator.gather(Tensor([flos]).to(trainer.args.device)).sum().item()
-        flos = summed / trainer.get_cp_size()  # each rank has counted whole sequences
-    trainer.state.total_flos += flos
-    counters.flos = 0
-
-
-def floating_point_ops(trainer: Trainer, counters: RunCounters, inputs: dict[str, Any], *, recounts: bool) -> int:
-    """Return the floating-point operations of forward and backward pass of one batch; 0 if the model has no estimate.
-
-    Args:
-        trainer: The Trainer.
-        counters: Caches the model's main input and number of parameters.
-        inputs: The batch.
-        recounts: As for :meth:`RunCounters.parameters_outside_embeddings`.
-    """
-    model = trainer.model
-    if not trainer.semantics.counts_flops_per_token:
-        return int(model.floating_point_ops(inputs)) if hasattr(model, "floating_point_ops") else 0
-    name = counters.main_input(model)
-    if name is not None and name in inputs:
-        return 6 * int(inputs[name].numel()) * counters.parameters_outside_embeddings(model, recounts=recounts)
-    return 0
+        None before the first update step.
+        """
+        if self._done is None or self.plan is None:
+            return None
+        position = DataPosition.after(self.plan, *self._done, self.offset)
+        return position.at_next_epoch() if self._trainer.control.should_epoch_stop else position
 
 
 # Input tokens: counting them batch by batch or ahead of training, and their numbers in the log.
@@ -372,21 +323,6 @@ def count_train_tokens(trainer: Trainer, plan: RunPlan, loader: Iterable[Any]) -
         read = FirstBatches(loader, plan.batches_per_epoch, args.world_size) if limited else loader
         return trainer.num_tokens(read, None) * epochs
     return trainer.num_tokens(loader, plan.max_steps) * args.gradient_accumulation_steps
-
-
-def counts_tokens(trainer: Trainer) -> bool:
-    """Return whether input tokens are counted."""
-    return trainer.args.include_num_input_tokens_seen != "no"
-
-
-def token_logs(trainer: Trainer, counters: RunCounters, start_time: float | None) -> dict[str, float]:
-    """Return the input tokens seen and, with ``start_time``, their speed."""
-    seen = trainer.state.num_input_tokens_seen
-    logs: dict[str, float] = {"num_input_tokens_seen": seen}
-    if start_time is not None:
-        before = counters.initial_tokens if trainer.semantics.speed_counts_session_tokens else 0
-        logs |= speed_metrics("train", start_time, num_tokens=seen - before)
-    return logs
 
 
 def track_input_tokens(trainer: Trainer, inputs: dict[str, Any], warn_once: WarnOnce) -> None:
@@ -462,25 +398,25 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Total train batch size (w. parallel, distributed & accumulation) = {total:,}"
     yield f"Gradient Accumulation steps = {plan.accumulate}"
     yield f"Total optimization steps = {plan.max_steps:,}"
-    trainable = count_parameters(trainer.model, trainable_only=True, whole=True)
+    trainable = count_parameters(trainer.model, trainable_only=True, over_all_ranks=True)
     yield f"Number of trainable parameters = {trainable:,}"
 
 
 # Warnings of a run: epochs untold to a data set, changed accumulation, unfrozen parameters, a plateau below zero.
 
 
-def warn_of_untold_epochs(loader: object, rest: object, semantics: Semantics, warn_once: WarnOnce) -> None:
+def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
     """Warn if the data set behind ``loader`` has a ``set_epoch`` that is not called in each epoch.
 
     Args:
         loader: The train loader.
-        rest: The loader of the rest of a resumed epoch; ``loader`` in others.
+        rest_of_epoch: The loader of the rest of a resumed epoch; ``loader`` in others.
         semantics: The release whose calls are reproduced.
         warn_once: Warns.
     """
     if _leaves_out(loader):
         where = "on several processes"
-    elif _leaves_out(rest) and semantics.skips_before_telling_epoch:
+    elif _leaves_out(rest_of_epoch) and semantics.skips_before_telling_epoch:
         where = "in an epoch that is resumed in the middle"
     else:
         return
@@ -541,7 +477,9 @@ class FrozenParameters:
 
     def warn_of_unfrozen(self, trainer: Trainer) -> None:
         """Warn if a callback has unfrozen one of them and the optimizer does not have it."""
-        parameters = trainer.model.named_parameters() if self._names else ()
+        if not self._names:
+            return
+        parameters = trainer.model.named_parameters()
         unfrozen = {name: each for name, each in parameters if name in self._names and each.requires_grad}
         if not unfrozen:
             return

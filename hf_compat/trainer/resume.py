@@ -1,4 +1,4 @@
-"""Resuming: position in the data, trainer state, optimizer, schedule, gradient scaler and random states."""
+"""Resuming: position in the data, trainer state, callbacks, optimizer, schedule, gradient scaler, random states."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+upstream_logger = logging.getLogger("transformers.trainer")
+"""Upstream's: scripts look there for the messages on callbacks."""
 
 
 def check_start(done: Any, *, is_resumed: bool) -> None:
@@ -58,19 +60,19 @@ class Resume:
 
     Args:
         trainer: The Trainer.
-        point: The checkpoint; None for a run that starts from the beginning.
+        checkpoint: The checkpoint; None for a run that starts from the beginning.
     """
 
     _trainer: WeakAttribute[Trainer] = WeakAttribute()
 
-    def __init__(self, trainer: Trainer, point: CheckpointReader | None) -> None:
+    def __init__(self, trainer: Trainer, checkpoint: CheckpointReader | None) -> None:
         self._trainer = trainer
-        self._point = point
+        self._checkpoint = checkpoint
 
     @property
     def folder(self) -> str | None:
         """The checkpoint's folder, None without one."""
-        return None if self._point is None else self._point.path
+        return None if self._checkpoint is None else self._checkpoint.path
 
     def restore_callbacks(self, pl_trainer: pl.Trainer) -> None:
         """Restore the user's Lightning callbacks, which have been set up.
@@ -78,14 +80,14 @@ class Resume:
         Raises:
             TrainerSetupError: If one of them cannot be resumed.
         """
-        if self._point is None:
+        if self._checkpoint is None:
             return
 
         if any(thaws_by_phases(callback) for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
             raise TrainerSetupError(
-                f"`resume_from_checkpoint={self._point.path!r}`: FinetuningScheduler cannot be resumed: it restores "
-                "its phase and the optimizer's groups of parameters from Lightning checkpoints only. Train without "
-                "resuming, or remove it."
+                f"`resume_from_checkpoint={self._checkpoint.path!r}`: FinetuningScheduler cannot be resumed: it "
+                "restores its phase and the optimizer's groups of parameters from Lightning checkpoints only. Train "
+                "without resuming, or remove it."
             )
 
         def restore(states: dict[str, Any]) -> None:  # a checkpoint of `HFCheckpointIO` may have none
@@ -93,8 +95,8 @@ class Resume:
             if any(defines_hook(callback, "on_load_checkpoint") for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
                 restore_checkpoint_entries(pl_trainer, states, content.get("callback_entries", {}))
 
-        content = self._point.lightning_state()
-        self._point.lightning("callbacks", restore)
+        content = self._checkpoint.lightning_state()
+        self._checkpoint.lightning("callbacks", restore)
 
     def load_optimizer(self, pl_trainer: pl.Trainer) -> None:
         """Load the states of optimizer, schedule and scaler, which the strategy has created."""
@@ -112,8 +114,8 @@ class Resume:
 
     def drop_caches(self) -> None:
         """Free the cached content of the checkpoint."""
-        if self._point is not None:
-            self._point.drop_caches()
+        if self._checkpoint is not None:
+            self._checkpoint.drop_caches()
 
     def restore_rng(self) -> None:
         """Restore the random states of the checkpoint."""
@@ -136,10 +138,10 @@ class Resume:
             done: Epochs, and batches of the next epoch, that transformers skips.
             warn_once: Warns where transformers starts in the wrong place.
         """
-        if self._point is None:
+        if self._checkpoint is None:
             return plan, None, ResumeOffset()
         args = self._trainer.args
-        saved = None if args.ignore_data_skip else self._point.lightning("position", DataPosition.from_dict)
+        saved = None if args.ignore_data_skip else self._checkpoint.lightning("position", DataPosition.from_dict)
         if saved is None or saved.agrees(plan, self._trainer.state.global_step):
             return plan, self._start_at(plan, loader, done, saved), ResumeOffset()
         if saved.has_windows_of(plan) and plan.num_train_epochs < sys.maxsize:
@@ -231,12 +233,12 @@ class Resume:
         Raises:
             CheckpointError: If the state in the checkpoint does not fit the stream.
         """
-        assert self._point is not None, "called if there is a checkpoint"
+        assert self._checkpoint is not None, "called if there is a checkpoint"
         args = self._trainer.args
         dispatches = isinstance(loader, DispatchingDataLoader)  # rank 0 reads for all ranks
         rank, world_size = (0 if dispatches else args.process_index), args.world_size
         read = functools.partial(StreamStates.of_process, process=rank, processes=world_size, alone=dispatches)
-        saved = self._point.lightning("stream", read)
+        saved = self._checkpoint.lightning("stream", read)
         # `since`, the batches since the workers' states were saved, has the checkpoint's batch size.
         same_batches = position.samples_per_batch == plan.samples_per_batch
         if saved is None or (saved.since and not same_batches):
@@ -252,7 +254,7 @@ class Resume:
 
 def init_training_state(
     trainer: Trainer,
-    point: CheckpointReader | None,
+    checkpoint: CheckpointReader | None,
     batch_size: int,
     max_steps: int,
     num_update_steps_per_epoch: int,
@@ -263,7 +265,7 @@ def init_training_state(
 
     Args:
         trainer: The Trainer.
-        point: The checkpoint; None for a run that starts from the beginning.
+        checkpoint: The checkpoint; None for a run that starts from the beginning.
         batch_size: Samples of a batch on each device.
         max_steps: Update steps of the run.
         num_update_steps_per_epoch: Update steps per epoch.
@@ -275,19 +277,18 @@ def init_training_state(
     """
     args = trainer.args
     exportable = [each for each in [*trainer.callback_handler.callbacks, trainer.control] if is_exportable(each)]
-    trainer.state = TrainerState(stateful_callbacks=exportable)
-    trainer.state.epoch = 0
+    trainer.state = TrainerState(epoch=0, stateful_callbacks=exportable)
     trainer.state.is_hyper_param_search = trial is not None
     trainer.state.train_batch_size = batch_size
     trainer.state.compute_steps(args, max_steps)
     position = (0, 0)
-    if point is not None:
-        fresh, state = trainer.state, point.trainer_state()
+    if checkpoint is not None:
+        fresh, state = trainer.state, checkpoint.trainer_state()
         trainer.state = state
         if missing := state.take_missing(fresh):
-            logger.info("%s has no %s: those of the arguments are used.", point.folder, ", ".join(missing))
+            logger.info("%s has no %s: those of the arguments are used.", checkpoint.folder, ", ".join(missing))
         if state.best_model_checkpoint is not None:
-            state.best_model_checkpoint = relocated(state.best_model_checkpoint, point.folder)
+            state.best_model_checkpoint = relocated(state.best_model_checkpoint, checkpoint.folder)
         _forget_missing_best_checkpoint(trainer)
         _check_intervals(args, state)
         trainer.compare_trainer_and_checkpoint_args(args, state)
@@ -343,3 +344,62 @@ def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> Non
             "`logging_steps`, `eval_steps` and `save_steps` are used.",
             ", ".join(texts),
         )
+
+
+# The states of callbacks in a resumed checkpoint, restored into new callbacks.
+
+
+def load_callback_state(trainer: Trainer) -> None:
+    """Replace the exportable callbacks, and the control, by new ones with their states in ``trainer.state``."""
+    handler, restored, missing = trainer.callback_handler, [], []
+    present = [*handler.callbacks, trainer.control]
+    for name, saved in trainer.state.stateful_callbacks.items():
+        same = [each for each in present if type(each).__name__ == name]
+        if not same:
+            missing.append(name)
+        for callback, state in zip(same, _latest_states(name, saved, len(same)), strict=False):
+            new = _restore_callback(callback, state)
+            if callback is trainer.control:
+                trainer.control = new
+            else:
+                handler.callbacks[:] = [each for each in handler.callbacks if each is not callback]
+                restored.append(new)
+    found = [name for name in trainer.state.stateful_callbacks if name not in missing]
+    if found:
+        upstream_logger.info("Continuing training from checkpoint, restoring callbacks: %s.", ", ".join(found))
+    if missing:
+        text = (
+            f"Checkpoint included callbacks not included in current configuration: {', '.join(missing)}. Their states "
+            "are ignored."
+        )
+        upstream_logger.warning(text)
+    for callback in restored:
+        handler.add_callback(callback)
+
+
+def _latest_states(name: str, saved: Any, count: int) -> list[Any]:
+    """Return the last states of ``count`` callbacks of the class ``name``; fewer if there are not as many.
+
+    transformers appends to the list at every save, so that the first ones in its checkpoints are those before training.
+    """
+    states = saved if isinstance(saved, list) else [saved]
+    if count and (len(states) % count or (count == 1 and len(states) > 1)):
+        upstream_logger.warning(
+            "The checkpoint has %s states of %s, but the Trainer has %s such callbacks. The last %s states are "
+            "restored into the first %s of them; the others keep their initial state.",
+            *(len(states), name, count),
+            *[min(len(states), count)] * 2,
+        )
+    return states[-count:] if count else []
+
+
+def _restore_callback(callback: Any, state: dict[str, Any]) -> Any:
+    """Return a new object of ``callback``'s class with the saved ``state``."""
+    try:
+        return type(callback).from_state({"args": {}, "attributes": {}, **state})
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError.also(type(error))(
+            f"`stateful_callbacks` in the checkpoint's `trainer_state.json` has no valid state of a "
+            f"{type(callback).__name__}: {error or type(error).__name__}. Set "
+            "`restore_callback_states_from_checkpoint=False`."
+        ) from error

@@ -34,7 +34,7 @@ from hf_compat.hub import quiet_progress_bars
 from hf_compat.memory import WeakAttribute
 from hf_compat.model_facts import unwrap_model
 from hf_compat.optim.prepared import share_states
-from hf_compat.overriding import WarnOnce, call_override, is_ours
+from hf_compat.overriding import WarnOnce, call_override, is_overridden
 from hf_compat.plan import RunPlan
 from hf_compat.plan.plan import from_values, limited, samples_per_update_step
 from hf_compat.trainer.batch_size import with_smaller_batches
@@ -158,13 +158,13 @@ def windows_of(
     loop.windows = WindowLoader(
         loader,
         plan,
-        weakref.proxy(loop),  # type: ignore[arg-type]  # which has the windows itself, as the Lightning trainer has
+        weakref.proxy(loop),  # which has the windows itself, as the Lightning trainer has
         lambda: epochs.current_epoch,
         start,
         restores_without_batches=semantics.restores_rng_without_batches,
         asks_empty_loader=semantics.asks_empty_loader,
         skips_before_telling_epoch=semantics.skips_before_telling_epoch,
-        asks_to_the_end=not is_ours(run.trainer.get_batch_samples) or is_carried_on(loader),
+        asks_to_the_end=is_overridden(run.trainer.get_batch_samples) or is_carried_on(loader),
     )
     return loop.windows
 
@@ -179,14 +179,14 @@ class TrainingRun:
         trainer: The Trainer, which owns the run.
         backend: Ranks, strategy, precision and ``lightning.Trainer``.
         counters: The run's counts.
-        checkpoints: Writes checkpoints.
+        checkpoint_writer: Writes checkpoints.
         warn_once: Issues each warning once per Trainer.
         trial: The trial of a hyperparameter search, None outside one.
         ignore_keys: Model outputs excluded from the predictions of evaluations during training.
 
     Attributes:
         warn_once: Issues each warning once per Trainer.
-        point: The checkpoint to resume from; None for a run that starts from the beginning.
+        checkpoint: The checkpoint to resume from; None for a run that starts from the beginning.
         watch: Records the signals on which the run saves and exits; None if nothing is saved.
         hooks: The script of the current or last fit, with its objects.
         pieces: The objects of the current or last fit; None before the first.
@@ -201,15 +201,20 @@ class TrainingRun:
         trainer: Trainer,
         backend: LightningBackend,
         counters: RunCounters,
-        checkpoints: CheckpointWriter,
+        checkpoint_writer: CheckpointWriter,
         warn_once: WarnOnce,
         *,
         trial: Trial | None = None,
         ignore_keys: list[str] | None = None,
     ) -> None:
-        self.trainer, self.backend, self.counters, self.checkpoints = trainer, backend, counters, checkpoints
+        self.trainer, self.backend, self.counters, self.checkpoint_writer = (
+            trainer,
+            backend,
+            counters,
+            checkpoint_writer,
+        )
         self.trial, self.ignore_keys = trial, ignore_keys
-        self.point: CheckpointReader | None = None
+        self.checkpoint: CheckpointReader | None = None
         self.watch: SignalWatch | None = None
         self.pieces: FitObjects | None = None
         self.output: TrainOutput | None = None
@@ -226,13 +231,13 @@ class TrainingRun:
         self._begin(resume_from_checkpoint)
         try:
             prepare_model(self.trainer, self.backend, self.counters, self.trial, self.warn_once)
-            if self.point is None:
-                self.checkpoints.owned = OwnedCheckpoints.start()
+            if self.checkpoint is None:
+                self.checkpoint_writer.owned = OwnedCheckpoints.start()
             else:
-                self.checkpoints.owned = OwnedCheckpoints.resume(self.point.folder)
+                self.checkpoint_writer.owned = OwnedCheckpoints.resume(self.checkpoint.folder)
                 if not self.backend.traits.shards_model:
-                    self.trainer._load_from_checkpoint(self.point.path)
-                self._resume_batch_size(self.point)
+                    self.trainer._load_from_checkpoint(self.checkpoint.path)
+                self._resume_batch_size(self.checkpoint)
             with self._watching_signals(), quiet_progress_bars() if self.trainer.args.push_to_hub else nullcontext():
                 yield self
         finally:
@@ -246,15 +251,15 @@ class TrainingRun:
             publish.clean_orphans(output_dir)
         trainer.accelerator.wait_for_everyone()
         folder = finding.find_checkpoint(output_dir, resume_from_checkpoint, is_main=trainer.is_world_process_zero())
-        self.point = None if folder is None else CheckpointReader(folder)
-        self.checkpoints.last_step = None
+        self.checkpoint = None if folder is None else CheckpointReader(folder)
+        self.checkpoint_writer.last_step = None
         if not trainer.semantics.keeps_batch_size:
             self.counters.train_batch_size = args.train_batch_size
         trainer.is_in_train = True
         self.counters.memory.start("train")
 
-    def _resume_batch_size(self, point: CheckpointReader) -> None:
-        trainer, size = self.trainer, point.trainer_state().train_batch_size
+    def _resume_batch_size(self, checkpoint: CheckpointReader) -> None:
+        trainer, size = self.trainer, checkpoint.trainer_state().train_batch_size
         wins = self.may_fit_again or not trainer.semantics.resumes_batch_size_if_searching
         if size is not None and wins:
             self.counters.train_batch_size = size
@@ -280,7 +285,7 @@ class TrainingRun:
         args = effective_args(self.trainer.args)
         as_signalled, seconds = args.enable_jit_checkpoint, args.preemption_timeout
         saves = saves_checkpoints(args) or as_signalled
-        writer = self.checkpoints
+        writer = self.checkpoint_writer
         deadline = None if seconds is None else Deadline(seconds, lambda: writer.is_writing)
         watch = SignalWatch(slurm_signal(self.backend.plugins), replaces_handler=as_signalled, deadline=deadline)
         self.watch = watch if saves else None
@@ -289,7 +294,7 @@ class TrainingRun:
                 yield
         except BaseException:
             try:
-                self.checkpoints.wait_here()
+                self.checkpoint_writer.wait_here()
             except Exception as error:  # the error that ended the run is the one to raise
                 logger.error("%s", error)
             raise
@@ -297,8 +302,7 @@ class TrainingRun:
             self.watch = None
 
     def _end(self) -> None:
-        self.trainer.is_in_train = False
-        self.checkpoints.end_run()
+        self.checkpoint_writer.end_run()
         self.backend.end_fit()
         if self.pieces is not None:
             self.pieces.hooks.end()  # again, in case of an error before Lightning's teardown
@@ -327,9 +331,9 @@ class TrainingRun:
 
     def begin_user_fit(self, user_pieces: UserPieces) -> None:
         """Begin the one fit of ``user_pieces``, whose ``fit`` a person has called."""
-        point = None if self.point is None else self.point.path
+        folder = None if self.checkpoint is None else self.checkpoint.path
         batch_size = self.counters.train_batch_size
-        plan, loader, start = self._prepare_fit(user_pieces.hooks, batch_size, point, self.trial, self.ignore_keys)
+        plan, loader, start = self._prepare_fit(user_pieces.hooks, batch_size, folder, self.trial, self.ignore_keys)
         self._start_at(assemble_user_pieces(self, plan, loader, start, user_pieces), start)
 
     @property
@@ -361,7 +365,7 @@ class TrainingRun:
             self.trainer.model_wrapped = self.trainer.model
         self.counters.train_batch_size = batch_size or self.counters.train_batch_size
         self.ignore_keys = ignore_keys_for_eval
-        self.point = self.resume_point(resume_from_checkpoint)
+        self.checkpoint = self.checkpoint_in(resume_from_checkpoint)
         loader = self._train_loader()
         plan = self.trainer.run_plan = self._plan(loader)
         self.counters.train_tokens = count_train_tokens(self.trainer, plan, loader)
@@ -369,7 +373,7 @@ class TrainingRun:
         done = self.trainer._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
         )
-        check_start(done, is_resumed=self.point is not None)
+        check_start(done, is_resumed=self.checkpoint is not None)
         self.hooks = hooks
         hooks.prepare(self)
         plan, start, offset = hooks.resume.start_in_data(plan, loader, done, self.warn_once)
@@ -408,7 +412,14 @@ class TrainingRun:
 
     def _shared(self, loader: Iterable[Any]) -> Iterable[Any]:
         backend = weakref.proxy(self.backend)  # which has the loader itself in a fit
-        return share_sequences(self.trainer, loader, lambda: backend.strategy.sequence_group, self.warn_once)
+        return share_sequences(
+            loader,
+            backend.process_layout.sequences,
+            backend.process_layout.launch.rank,
+            lambda: backend.strategy.sequence_group,
+            self.warn_once,
+            carries_on=self.trainer.semantics.carries_on_with_shared_sequences,
+        )
 
     def reload(self) -> None:
         """Train on a new train loader from the epoch on that begins now; the next evaluations have new ones too."""
@@ -418,12 +429,12 @@ class TrainingRun:
         self.backend.loaders.train = self.trainer.callback_handler.train_dataloader = loader
         self.counters.eval_loaders.clear()
 
-    def resume_point(self, folder: str | None) -> CheckpointReader | None:
+    def checkpoint_in(self, folder: str | None) -> CheckpointReader | None:
         """Return the checkpoint ``folder``, with the run's caches if it is the one to resume; None for None."""
         if folder is None:
             return None
-        own = self.point is not None and self.point.path == folder
-        return self.point if own else CheckpointReader(folder)
+        own = self.checkpoint is not None and self.checkpoint.path == folder
+        return self.checkpoint if own else CheckpointReader(folder)
 
     def _plan(self, loader: Iterable[Any]) -> RunPlan:
         """Return the plan of the run, from the Trainer's ``set_initial_training_values``."""
@@ -431,15 +442,16 @@ class TrainingRun:
         trainer, args = self.trainer, self.trainer.args
         by_batches = trainer.semantics.plans_by_batches
         samples = None if by_batches else samples_per_update_step(trainer, args)
-        older = () if by_batches else (("total_train_batch_size", samples),)
-        values = call_override(trainer.set_initial_training_values, ("args", args), ("dataloader", loader), *older)
+        names = "args dataloader" if by_batches else "args dataloader total_train_batch_size"
+        older = () if by_batches else (samples,)
+        values = call_override(trainer.set_initial_training_values, names, args, loader, *older)
         plan = from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
         return limited(plan, self.backend.limits, num_train_epochs=epochs_to_train(args))
 
     def lightning_state(self) -> dict[str, Any]:
         """Return the content of a checkpoint's ``lightning.pt``; every rank has to call it."""
         content: dict[str, Any] = {"callbacks": self.backend.callback_states()}
-        made = self.checkpoints.once("callback entries", self.backend.checkpoint_entries)
+        made = self.checkpoint_writer.once("callback entries", self.backend.checkpoint_entries)
         entries = {name: value for name, value in made.items() if name != "state_dict"}  # the checkpoint's weights
         if entries:
             content["callback_entries"] = entries
@@ -477,8 +489,8 @@ class TrainingRun:
         take_wrapper(self.trainer, self.backend, wrapped)
         if traits.has_engine:
             self.trainer.deepspeed = wrapped
-        elif traits.shards_model and self.point is not None and self.backend.trains:
-            self.trainer._load_from_checkpoint(self.point.path)
+        elif traits.shards_model and self.checkpoint is not None and self.backend.trains:
+            self.trainer._load_from_checkpoint(self.checkpoint.path)
 
     def take_optimizers(self, optimizer: Optimizer, scheduler: Any) -> None:
         """Use the optimizer and the schedule that the strategy has created."""

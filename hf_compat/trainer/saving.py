@@ -1,27 +1,30 @@
-"""Evaluations and saves during training, the best model, and the end of a run."""
+"""Evaluations and saves during training and on a signal to exit, the best model, and the end of a run."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from hf_compat.arguments.derived import saves_checkpoints
-from hf_compat.callbacks.handler import fire
 from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import CheckpointFile, Put, is_requested
+from hf_compat.data.loader import has_short_lived
 from hf_compat.data.windows import Window
-from hf_compat.distributed.oom_consensus import PacedVotes
+from hf_compat.distributed.oom_consensus import PacedVotes, max_over_ranks, vote
+from hf_compat.engine.internals.loops import may_stop
 from hf_compat.errors import (
     BatchSizeError,
     CheckpointWriteError,
@@ -32,14 +35,24 @@ from hf_compat.errors import (
 )
 from hf_compat.memory import WeakAttribute
 from hf_compat.metrics import speed_metrics
-from hf_compat.overriding import call_override, check_returned, is_ours
+from hf_compat.overriding import call_override, check_returned, is_overridden
 from hf_compat.plan.plan import EvaluationTimes, steps_between
 from hf_compat.state import export_states
 from hf_compat.trainer import model_files
 from hf_compat.trainer.batch_size import is_out_of_memory
 from hf_compat.trainer.outputs import TrainOutput
+from hf_compat.trainer.preemption import (
+    NOT_ALL_RANKS,
+    SignalWatch,
+    deadline_group,
+    exit_status,
+    is_same_on_all_ranks,
+    requeue,
+)
 
 if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
     from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.state import TrainerState
     from hf_compat.trainer.progress import RunCounters
@@ -144,7 +157,7 @@ class CheckpointSaving:
 
     def __init__(self, run: TrainingRun) -> None:
         self._run, self._trainer = run, run.trainer
-        self._writer = run.checkpoints
+        self._writer = run.checkpoint_writer
         self._best_before: str | None = None
 
     def begin_step(self) -> None:
@@ -155,11 +168,6 @@ class CheckpointSaving:
     def has_saved(self) -> bool:
         """Whether the current update step is saved."""
         return self._writer.last_step == self._trainer.state.global_step
-
-    @property
-    def _writes_files(self) -> bool:
-        """Whether this rank writes the files that one writes for all, or for its node."""
-        return self._trainer.args.should_save
 
     def save(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save a checkpoint and fire ``on_save``; a write error is raised or logged, as ``on_save_error`` says.
@@ -176,22 +184,22 @@ class CheckpointSaving:
         self._best_before = self._trainer.state.best_model_checkpoint
         try:
             with self._writer.writing():
-                call_override(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
+                call_override(self._trainer._save_checkpoint, "model trial", model, trial, metrics=metrics)
         except CheckpointWriteError as error:
             self._handle_write_error(error)
             self._trainer.control.should_save = False  # as after a save: it is not tried again at the epoch's end
             return
         self._writer.last_step = self._trainer.state.global_step  # an override may have saved by itself
-        fire(self._trainer, "on_save")
+        trainer = self._trainer
+        trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being saved in the background; every rank calls it."""
-        if is_requested(self._trainer.args):
-            try:
-                with self._writer.writing():
-                    self._writer.wait()
-            except CheckpointWriteError as error:
-                self._handle_write_error(error)
+        try:
+            with self._writer.writing():
+                self._writer.wait()
+        except CheckpointWriteError as error:
+            self._handle_write_error(error)
 
     def _handle_write_error(self, error: CheckpointWriteError) -> None:
         self._trainer.state.best_model_checkpoint = self._best_before
@@ -208,26 +216,27 @@ class CheckpointSaving:
         Args:
             trial: The trial of a hyperparameter search, None outside one.
         """
-        args = self._trainer.args
+        args, launch = self._trainer.args, self._run.backend.process_layout.launch
+        writes = args.should_save  # the files that one rank writes for all, or for its node
         if self._trainer.hp_search_backend is None and trial is None:
             self._trainer.store_flos()
         output_dir = checked_output_dir(self._trainer._get_output_dir(trial=trial))
         step = self._trainer.state.global_step
         folder, then = Path(output_dir, names.checkpoint_name(step)), (self._push, self._rotate)
-        save = partial(self._save_files, output_dir)
+        save = partial(self._save_files, output_dir, writes)
         if is_requested(args):
             self._writer.write_in_background(
                 folder,
                 save,
                 step=step,
-                launch=args.launch,
-                writes_files=self._writes_files,
+                launch=launch,
+                writes_files=writes,
                 timeout=args.ddp_timeout_delta,
                 then=then,
                 must_finish=self._must_finish_first,
             )
         else:
-            self._writer.write(folder, save, step=step, launch=args.launch, writes_files=self._writes_files, then=then)
+            self._writer.write(folder, save, step=step, launch=launch, writes_files=writes, then=then)
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
@@ -235,7 +244,7 @@ class CheckpointSaving:
 
         def save(staged: Path) -> None:
             self._trainer.save_model(str(staged), _internal_call=True)
-            if self._writes_files:
+            if self._trainer.args.should_save:
                 self._trainer._save_optimizer_and_scheduler(str(staged))
                 self._write_state(staged)
 
@@ -243,16 +252,17 @@ class CheckpointSaving:
 
     # ---- the files ----
 
-    def _save_files(self, output_dir: str, folder: Path, put: Put | None = None) -> None:
+    def _save_files(self, output_dir: str, writes: bool, folder: Path, put: Put | None = None) -> None:
         """Save the files of a checkpoint into ``folder``, in transformers' order.
 
         Args:
             output_dir: The folder of checkpoints.
+            writes: Whether this rank writes the files that one writes for all, or for its node.
             folder: Where this one is written.
             put: Takes the files that methods of ours save. Default: all are written here.
         """
         trainer = self._trainer
-        if put is None or not (is_ours(trainer.save_model) and is_ours(trainer._save)):
+        if put is None or is_overridden(trainer.save_model) or is_overridden(trainer._save):
             trainer.save_model(str(folder), _internal_call=True)
         else:
             model_files.save_model(trainer, str(folder), put, is_checkpoint=True)
@@ -260,14 +270,14 @@ class CheckpointSaving:
         if not trainer.args.save_only_model:
             for name, collect in _STATES.items():
                 method = getattr(trainer, name)
-                if put is None or not is_ours(method):
+                if put is None or is_overridden(method):
                     method(str(folder))
                 else:
                     collect(trainer, str(folder), put)
             content = self._run.lightning_state()  # every rank calls it
-            if self._writes_files:
+            if writes:
                 (put or CheckpointFile.write)(CheckpointFile(torch.save, content, folder / names.LIGHTNING_STATE_NAME))
-        if self._writes_files:
+        if writes:
             self._write_state(folder)
 
     def _write_state(self, folder: Path) -> None:
@@ -297,11 +307,11 @@ class CheckpointSaving:
             classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
             logger.info("Every background save blocks training, because %s defines `on_save`.", classes)
         follows = (self._trainer._push_from_checkpoint, self._trainer._rotate_checkpoints)
-        return self._is_read_after_saving() or not all(map(is_ours, follows))
+        return self._is_read_after_saving() or any(map(is_overridden, follows))
 
     def _is_read_after_saving(self) -> bool:
         """Return whether an override of the user's is called after a save, and may read or change its folder."""
-        return bool(self._reading_callbacks()) or not is_ours(self._trainer._save_checkpoint)
+        return bool(self._reading_callbacks()) or is_overridden(self._trainer._save_checkpoint)
 
     def _reading_callbacks(self) -> list[object]:
         return [callback for callback in self._trainer.callback_handler.callbacks if _overrides_on_save(callback)]
@@ -310,7 +320,140 @@ class CheckpointSaving:
 def _overrides_on_save(callback: object) -> bool:
     function = getattr(type(callback), "on_save", None)
     # The method of the base class, ours or transformers', does nothing.
-    return function is not None and function.__qualname__ != "TrainerCallback.on_save" and not is_ours(function)
+    return function is not None and function.__qualname__ != "TrainerCallback.on_save" and is_overridden(function)
+
+
+# Saves on a signal to exit.
+
+
+class Preemption:
+    """Saves and exits when any rank has received a signal, unless training is about to end.
+
+    Args:
+        trainer: The Trainer.
+        watch: Records the signals of this process.
+        saving: Saves.
+
+    Attributes:
+        reads_together: Whether each window has to be read by :meth:`read_together`.
+    """
+
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, trainer: Trainer, watch: SignalWatch, saving: CheckpointSaving) -> None:
+        self._trainer = trainer
+        self._watch = watch
+        self._saving = saving
+        self._votes = PacedVotes()
+        self._timeout = trainer.args.ddp_timeout_delta
+        several = trainer.args.world_size > 1
+        self.reads_together = several and bool(max_over_ranks(int(has_short_lived()), self._timeout))
+        self._is_whole = False
+        self._group = deadline_group(watch.deadline)
+
+    def begin_step(self) -> None:
+        """Note that an update step begins, in the middle of which nothing can be saved."""
+        self._is_whole = False
+        if self._watch.deadline is not None:
+            self._watch.deadline.begin_step()
+
+    def end_step(self) -> None:
+        """Note that the states are those after a whole update step; a second call has no effect."""
+        self._is_whole = True
+        if self._watch.deadline is not None:
+            self._watch.deadline.end_step()
+
+    def end_training(self) -> None:
+        """Note that there is nothing more to save: the model may become the best one."""
+        self._is_whole = False
+
+    def read_together(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
+        """Return the next ``count`` of ``batches``, fewer at their end, once all ranks have read theirs.
+
+        For runs on several ranks with workers that may not outlive a signal: no rank begins an update step that
+        another one has no batches for. Called between two update steps.
+
+        Raises:
+            SystemExit: If a rank cannot read on after a signal; with status 128 + signal, once all have saved.
+        """
+        lost = 0
+        try:
+            read = list(itertools.islice(batches, count))
+        except Exception:  # of any class, where a batch is lost with the worker that sent it
+            lost = self._watch.received
+            if not lost:
+                raise
+        vote()
+        signum = max_over_ranks(lost, self._timeout)
+        if signum:
+            self._save_and_exit(signum)
+        return iter(read)
+
+    def exit_without_workers(self, pl_trainer: pl.Trainer) -> None:
+        """Save and exit if the signal that this process has received may have ended the workers of a loader.
+
+        Called between two update steps, when no batch can be read. With several ranks it does nothing: the others
+        wait for this one's next update step, unless they have read together.
+
+        Raises:
+            SystemExit: With status 128 + signal.
+        """
+        if self._watch.received and self._trainer.args.world_size == 1:
+            self.exit_if_signalled(pl_trainer)
+
+    def exit_if_signalled(self, pl_trainer: pl.Trainer) -> None:
+        """Save and exit if a rank has received a signal.
+
+        Raises:
+            SystemExit: With status 128 + signal, 143 for SIGTERM.
+        """
+        trainer = self._trainer
+        signum = self._votes.max_over_ranks(trainer.state.global_step, self._watch.received, self._timeout)
+        if signum and not (trainer.control.should_training_stop and may_stop(pl_trainer)):
+            self._save_and_exit(signum)
+
+    def save_if_interrupted(self, *, keeps_weights: bool) -> None:
+        """Save the last update step if code was interrupted at the deadline, and all states are those after that step.
+
+        With several ranks it has to be the same step on all, each of which was interrupted.
+
+        Args:
+            keeps_weights: Whether the weights are those of the last update step, not others for an evaluation.
+        """
+        deadline, signum = self._watch.deadline, self._watch.received
+        if deadline is None or deadline.interrupted is None:
+            return
+        step, name = self._trainer.state.global_step, signal.Signals(signum).name
+        logger.warning(
+            "%s: interrupted at %s, which had not returned %s seconds after the signal (`preemption_timeout`).",
+            *(name, deadline.interrupted, deadline.timeout),
+        )
+        reason = ""
+        if not (self._is_whole and keeps_weights):
+            reason = "its states cannot be saved from there"
+        elif not is_same_on_all_ranks(2 * step + self._saving.has_saved, self._group):
+            reason = NOT_ALL_RANKS
+        if reason:
+            logger.warning("There is no checkpoint of update step %s: %s.", step, reason)
+            return
+        self._save(name, step)
+        self._requeue_if_asked(signum)
+
+    def _save_and_exit(self, signum: int) -> NoReturn:
+        self._save(signal.Signals(signum).name, self._trainer.state.global_step)
+        self._requeue_if_asked(signum)
+        self._trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
+        raise SystemExit(exit_status(signum))
+
+    def _save(self, name: str, step: int) -> None:
+        logger.warning("%s: saving and exiting after update step %s.", name, step)
+        if step > 0 and not self._saving.has_saved:
+            self._saving.save(self._trainer.model_wrapped, self._trainer._trial)
+        self._saving.finish()
+
+    def _requeue_if_asked(self, signum: int) -> None:
+        if signum == self._watch.requeue_signal and self._trainer.is_world_process_zero():
+            requeue()
 
 
 # Evaluations during training, and their times where no training argument can express them.
@@ -473,8 +616,9 @@ def finalize_training(
     if loads_best and trainer.semantics.loads_best_after_final_log:
         trainer._load_best_model()
     saving.rotate_finished(counters.trial)
-    fire(trainer, "on_train_end")
+    trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
     trainer._finish_current_push()
+    trainer.is_in_train = False  # not after an error, as in transformers
     return TrainOutput(trainer.state.global_step, metrics["train_loss"], metrics)
 
 

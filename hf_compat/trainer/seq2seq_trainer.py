@@ -19,9 +19,9 @@ from hf_compat.trainer.trainer import Trainer
 
 
 class Seq2SeqTrainer(Trainer):
-    """A :class:`Trainer` that evaluates generated text with ``predict_with_generate``.
+    """A ``Trainer`` that evaluates generated text with ``predict_with_generate``.
 
-    The constructor's arguments are those of :class:`Trainer`, in transformers' order; ``optimizer_cls_and_kwargs`` is
+    The constructor's arguments are those of ``Trainer``, in transformers' order; ``optimizer_cls_and_kwargs`` is
     keyword-only. ``args`` are ``Seq2SeqTrainingArguments``. ``evaluate`` and ``predict`` take keywords of ``generate``;
     the defaults are ``generation_max_length`` and ``generation_num_beams``, then the model's generation configuration,
     which ``args.generation_config`` replaces.
@@ -101,7 +101,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Evaluate, log and return the metrics; see :meth:`Trainer.evaluate`.
+        """Evaluate, log and return the metrics; see ``Trainer.evaluate``.
 
         Args:
             eval_dataset: The dataset, or a dict of several.
@@ -119,7 +119,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """Return the predictions on ``test_dataset``; see :meth:`Trainer.predict`.
+        """Return the predictions on ``test_dataset``; see ``Trainer.predict``.
 
         Args:
             test_dataset: The dataset.

@@ -18,37 +18,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from hf_compat import metrics as metric_files
 from hf_compat.arguments import derived, process_facts
-from hf_compat.arguments.derived import (
-    checkpoints_kept,
-    folder_or_default,
-    is_better,
-    loader_keywords,
-    notes_best_step,
-    order_seed,
-    worst_value,
-)
-from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
-from hf_compat.callbacks.handler import fire
 from hf_compat.checkpoint import names, publish, rotation, states
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data import collators
 from hf_compat.data.collators import default_collator_for
-from hf_compat.data.loader import check_is_loader, ignoring_signals
+from hf_compat.data.loader import check_is_loader, ignoring_signals, move_to_device
 from hf_compat.data.samplers import TRANSFORMERS_SEED, balanced_sampler, eval_sampler, train_sampler
 from hf_compat.engine.backend import LightningBackend
 from hf_compat.engine.keywords import lightning_callbacks
-from hf_compat.engine.lightning_callbacks import callback_problems
+from hf_compat.engine.lightning_callbacks import callback_problems, monitor_warnings
 from hf_compat.engine.moving import move_model
 from hf_compat.engine.run_settings import effective_settings
 from hf_compat.engine.strategies.base import replicated
@@ -61,6 +51,7 @@ from hf_compat.model_facts import (
     number_of_arguments,
     parameters_of,
 )
+from hf_compat.nested import MAPPINGS, SEQUENCES, rebuild
 from hf_compat.optim import model_patches, prepared
 from hf_compat.optim.losses import check_loss, divide_scalar
 from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD, optimizer_class_and_kwargs
@@ -70,6 +61,7 @@ from hf_compat.overriding import (
     call_override,
     check_returned,
     explain_missing,
+    is_overridden,
     refuse_overrides_never_called,
 )
 from hf_compat.plan import RunPlan, build_plan
@@ -86,22 +78,14 @@ from hf_compat.trainer import (
     optimization,
     progress,
     saving,
+    searching,
     transformers_4,
 )
-from hf_compat.trainer.callbacks import load_callback_state
 from hf_compat.trainer.construction import announce_setup, check_is_model
 from hf_compat.trainer.diagnosis import explain_backward, note_inputs, noting
-from hf_compat.trainer.evaluation import add_speed, check_is_output, forward, ignored_outputs, loop_of
-from hf_compat.trainer.evaluation_session import EvaluationSession
+from hf_compat.trainer.evaluation import add_speed, forward, ignored_outputs, loop_of
+from hf_compat.trainer.evaluation_session import EvaluationSession, LegacySession
 from hf_compat.trainer.launching import train_in_processes
-from hf_compat.trainer.loaders import (
-    FIXED_SEED,
-    batching,
-    check_has_samples,
-    check_is_sampler,
-    length_keywords,
-    warn_of_own_order,
-)
 from hf_compat.trainer.loss import (
     check_is_context,
     check_is_named,
@@ -112,6 +96,7 @@ from hf_compat.trainer.loss import (
     loss_of_shared_sequences,
     parts_of_count,
     prepare_context,
+    refuse_empty_batch,
     scored_labels,
     shared_count,
     smoothed_loss,
@@ -122,7 +107,7 @@ from hf_compat.trainer.model_files import Pusher, write_model_card
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 from hf_compat.trainer.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, nested_detach
 from hf_compat.trainer.progress import warn_of_negative_plateau
-from hf_compat.trainer.resume import compare_with_checkpoint, init_training_state
+from hf_compat.trainer.resume import compare_with_checkpoint, init_training_state, load_callback_state
 from hf_compat.trainer.run import (
     CounterAttribute,
     counts_of,
@@ -132,15 +117,6 @@ from hf_compat.trainer.run import (
     prepare_strategy,
 )
 from hf_compat.trainer.saving import checked_output_dir, finalize_training, metric_for_best
-from hf_compat.trainer.searching import (
-    BACKENDS,
-    apply_values,
-    choose_backend,
-    default_compute_objective,
-    release_model,
-    run_id,
-)
-from hf_compat.trainer.transformers_4 import LegacySession
 from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
@@ -185,6 +161,7 @@ class Trainer(metaclass=CountsCounterparts):
         tokenizer: The name of ``processing_class`` before transformers 4.46.
         lightning: Keywords of the ``lightning.Trainer``; one that says what a field of ``args`` says sets it. With
             ``"ddp_spawn"``, ``"ddp_fork"`` and ``"ddp_notebook"``, ``train`` starts processes: ``trainer.launching``.
+        **unknown: There are no others: of one that belongs elsewhere an error says where.
 
     Attributes:
         lightning_trainer: The ``lightning.Trainer`` of the current or last run.
@@ -194,6 +171,7 @@ class Trainer(metaclass=CountsCounterparts):
         HubError: If ``push_to_hub`` is set and the repository cannot be created.
         ModelError: If the model cannot be trained.
         TrainerSetupError: If constructor arguments exclude each other.
+        UnknownArgumentError: If there is no such argument.
     """
 
     args: TrainingArguments
@@ -292,7 +270,9 @@ class Trainer(metaclass=CountsCounterparts):
         *,
         tokenizer: Any = None,
         lightning: Mapping[str, Any] | None = None,
+        **unknown: Never,
     ) -> None:
+        construction.refuse_unknown(type(self), unknown)
         refuse_overrides_never_called(type(self))
         self.processing_class = construction.processing_class_of(processing_class, tokenizer)
         settings = effective_settings(args, lightning, has_eval_data=eval_dataset is not None)
@@ -328,7 +308,7 @@ class Trainer(metaclass=CountsCounterparts):
         derived.make_output_folder(self.args)
         self.control = TrainerControl()
         self.state = construction.initial_state(self)
-        fire(self, "on_init_end")
+        self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
         if self.semantics.writes_use_cache and getattr(self.model, "config", None) is not None:
             self.model.config.use_cache = self.args.use_cache
         self._memory_tracker.stop_and_update_metrics(stage="init")
@@ -382,7 +362,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def get_sp_size(self) -> int:
         """Return the sequence-parallel size: the number of ranks that share each sequence."""
-        sequences = read_sequence_parallelism(self.args)
+        sequences = self.lightning_backend.process_layout.sequences
         return 1 if sequences is None else sequences.size
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
@@ -462,7 +442,7 @@ class Trainer(metaclass=CountsCounterparts):
         return model
 
     def _deactivate_neftune(self, model: nn.Module) -> None:
-        """Undo :meth:`_activate_neftune`."""
+        """Undo ``_activate_neftune``."""
         if self.neftune_hook_handle is None:
             raise ModelError("Neftune is not activated: call `_activate_neftune` first.")
         model_patches.deactivate_neftune(model, self.neftune_hook_handle)
@@ -481,6 +461,8 @@ class Trainer(metaclass=CountsCounterparts):
         )
         if problems:
             raise TrainerSetupError("\n  ".join(problems))
+        for text in monitor_warnings(found):
+            self.warn_once(text)
         backend.callbacks += found
 
     def pop_callback(self, callback: Any) -> Any:
@@ -497,9 +479,13 @@ class Trainer(metaclass=CountsCounterparts):
         """Add epoch and tokens since ``start_time`` to ``logs``, append them to ``log_history``, fire ``on_log``."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
-        logs.update(progress.token_logs(self, self.run_counters, start_time) if progress.counts_tokens(self) else {})
+        if self.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = seen = self.state.num_input_tokens_seen
+            if start_time is not None:
+                before = self.run_counters.initial_tokens if self.semantics.speed_counts_session_tokens else 0
+                logs.update(metric_files.speed_metrics("train", start_time, num_tokens=seen - before))
         self.state.log_history.append({**logs, "step": self.state.global_step})
-        fire(self, "on_log", logs)
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
     def metrics_format(self, metrics: dict[str, float]) -> dict[str, Any]:
         """Return ``metrics`` as they are printed."""
@@ -535,10 +521,13 @@ class Trainer(metaclass=CountsCounterparts):
         """Return the evaluation loader of a dataset, of one in ``self.eval_dataset`` by name, or of that itself."""
         size, sampler = self.args.eval_batch_size, self._get_eval_sampler
         load = functools.partial(self._get_dataloader, description="Evaluation", batch_size=size, sampler_fn=sampler)
-        return loaders.eval_loader(self, eval_dataset, load)
+        key, dataset = loaders.named_dataset(eval_dataset, self.eval_dataset)
+        if not self.args.dataloader_persistent_workers:
+            return load(dataset=dataset, dataloader_key=key)
+        return loaders.kept_loader(self.run_counters.eval_loaders, key, dataset, load)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Return the loader of ``test_dataset``, for :meth:`predict`."""
+        """Return the loader of ``test_dataset``, for ``predict``."""
         return self._get_dataloader(
             dataset=test_dataset,
             description="test",
@@ -556,7 +545,7 @@ class Trainer(metaclass=CountsCounterparts):
         dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
         """Return a prepared loader of ``dataset`` without unused columns."""
-        check_has_samples(dataset, description)
+        loaders.check_has_samples(dataset, description)
         collator = self.data_collator
         if collators.is_arrow_dataset(dataset):
             dataset = self._remove_unused_columns(dataset, description=description)
@@ -564,16 +553,17 @@ class Trainer(metaclass=CountsCounterparts):
             collator = self._get_collator_with_removed_columns(collator, description=description)
             check_returned(callable(collator), collator, "_get_collator_with_removed_columns", "a collator")
         args = effective_args(self.args)
-        settings = {"collate_fn": collator, **loader_keywords(args)}
+        settings = {"collate_fn": collator, **derived.loader_keywords(args)}
         if isinstance(dataset, IterableDataset):
             settings["batch_size"] = batch_size
             if is_training:
-                warn_of_own_order(args.train_sampling_strategy)
+                loaders.warn_of_own_order(args.train_sampling_strategy)
         else:
-            named = ("train_dataset" if is_training else "eval_dataset", dataset)
-            sampler = call_override(sampler_fn, named) if sampler_fn is not None else None
-            check_is_sampler(self, sampler, sampler_fn)
-            settings |= batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
+            name = "train_dataset" if is_training else "eval_dataset"
+            sampler = call_override(sampler_fn, name, dataset) if sampler_fn is not None else None
+            methods = {"_get_train_sampler": self._get_train_sampler, "_get_eval_sampler": self._get_eval_sampler}
+            loaders.check_is_sampler(sampler, sampler_fn, **methods)
+            settings |= loaders.batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
             if is_training:
                 settings["worker_init_fn"] = partial(
                     seed_worker, num_workers=settings["num_workers"], rank=self.accelerator.data_parallel_rank
@@ -587,20 +577,20 @@ class Trainer(metaclass=CountsCounterparts):
         strategy, steps = args.train_sampling_strategy, args.gradient_accumulation_steps
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is not None and not has_length(dataset):
-            warn_of_own_order(strategy)
+            loaders.warn_of_own_order(strategy)
             return None
-        size, measured = args.train_batch_size, length_keywords(self, args)
+        size, measured = args.train_batch_size, loaders.length_keywords(self.processing_class, args)
         if strategy == "batch_rebalance":
             is_fixed = self.semantics.balances_by_fixed_seed
             if is_fixed:
-                self.warn_once(FIXED_SEED.format(args.per_device_train_batch_size))
+                self.warn_once(loaders.FIXED_SEED.format(args.per_device_train_batch_size))
             return balanced_sampler(
                 dataset,
                 self.run_counters.train_batch_size if args.auto_find_batch_size else size,
                 steps,
                 ranks=(self.accelerator.data_parallel_rank, self.accelerator.data_parallel_size),
                 drop_last=args.dataloader_drop_last,
-                seed=TRANSFORMERS_SEED if is_fixed else order_seed(args),
+                seed=TRANSFORMERS_SEED if is_fixed else derived.order_seed(args),
                 **measured,
             )
         return train_sampler(dataset, strategy, size * steps, **measured)
@@ -612,8 +602,8 @@ class Trainer(metaclass=CountsCounterparts):
             eval_dataset,
             args.train_sampling_strategy,
             args.eval_batch_size,
-            **length_keywords(self, args),
-            seed=order_seed(args) if self.semantics.eval_grouping_has_own_generator else None,
+            **loaders.length_keywords(self.processing_class, args),
+            seed=derived.order_seed(args) if self.semantics.eval_grouping_has_own_generator else None,
         )
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -723,18 +713,19 @@ class Trainer(metaclass=CountsCounterparts):
             DataError: If there is no training dataset.
             ModelError: If the model returns no loss.
         """
-        resume_from_checkpoint = transformers_4.resume_argument(kwargs, resume_from_checkpoint)
+        if kwargs:
+            resume_from_checkpoint = transformers_4.resume_argument(kwargs, resume_from_checkpoint)
         start = self.lightning_backend.process_layout.start
         if start is not None:
             arguments = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
             call = functools.partial(Trainer.train, resume_from_checkpoint=resume_from_checkpoint, **arguments)  # type: ignore[arg-type]
             return train_in_processes(self, start, call)
         with noting(self), new_run(self, trial, ignore_keys_for_eval).begun(resume_from_checkpoint) as run:
-            point, args = run.point, self.args  # `call_model_init`, or a trial, may have replaced them
+            checkpoint, args = run.checkpoint, self.args  # `call_model_init`, or a trial, may have replaced them
             fit = functools.partial(
                 self._inner_training_loop,
                 args=args,
-                resume_from_checkpoint=None if point is None else point.path,
+                resume_from_checkpoint=None if checkpoint is None else checkpoint.path,
                 trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
             )
@@ -760,7 +751,7 @@ class Trainer(metaclass=CountsCounterparts):
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[Any], total_train_batch_size: int | None = None
     ) -> tuple[Any, ...]:
-        """Return a run's numbers for ``dataloader`` and ``total_train_batch_size`` samples; see :func:`to_values`."""
+        """Return a run's numbers for ``dataloader`` and ``total_train_batch_size`` samples; see ``to_values``."""
         batches = len(dataloader) * self.get_sp_size() if metric_files.has_length(dataloader) else None
         samples = samples_per_update_step(self, args) if total_train_batch_size is None else total_train_batch_size
         examples = self.num_examples(dataloader) if batches else None
@@ -776,8 +767,10 @@ class Trainer(metaclass=CountsCounterparts):
         trial: Trial | None,
     ) -> tuple[int, int]:
         """Set ``state``, new or from a checkpoint; return completed epochs, and batches to skip in the next one."""
-        point, size = current_run(self).resume_point(resume_from_checkpoint), self._train_batch_size
-        return init_training_state(self, point, size, max_steps, num_update_steps_per_epoch, num_train_epochs, trial)
+        checkpoint, size = current_run(self).checkpoint_in(resume_from_checkpoint), self._train_batch_size
+        return init_training_state(
+            self, checkpoint, size, max_steps, num_update_steps_per_epoch, num_train_epochs, trial
+        )
 
     def compare_trainer_and_checkpoint_args(
         self, training_args: TrainingArguments, trainer_state: TrainerState
@@ -797,11 +790,10 @@ class Trainer(metaclass=CountsCounterparts):
         is_used = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         if not batch_samples:
             return None
-        if isinstance(batch_samples[0], Tensor) or not (
-            hasattr(batch_samples[0], "__iter__") or hasattr(batch_samples[0], "__contains__")
-        ):
-            check_is_named(batch_samples[0])
-        if "labels" not in batch_samples[0] or not is_used:
+        first = batch_samples[0]
+        if isinstance(first, Tensor) or not (hasattr(first, "__iter__") or hasattr(first, "__contains__")):
+            check_is_named(first)
+        if "labels" not in first or not is_used:
             return None
         try:
             count = sum(scored_labels(self, batch).ne(-100).sum() for batch in batch_samples)
@@ -834,7 +826,7 @@ class Trainer(metaclass=CountsCounterparts):
             with computing_loss(self):
                 try:
                     loss: Tensor = call_override(
-                        self.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
+                        self.compute_loss, "model inputs", model, inputs, num_items_in_batch=num_items_in_batch
                     )
                 except Exception as error:
                     note_inputs(error, self, inputs)
@@ -864,16 +856,47 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: dict[str, Any]) -> loss.Shared:
         """Return a context for one batch, and the batch; inside, with context parallelism, a rank has its part."""
-        return (contextlib.nullcontext, inputs) if self.get_cp_size() == 1 else loss.share(self, inputs)
+        shares = self.lightning_backend.process_layout.sizes.cp > 1
+        return loss.share(self, inputs) if shares else (contextlib.nullcontext, inputs)
 
     def _prepare_input(self, data: object) -> Any:
-        """Return ``data`` with its tensors on the training device; a mapping is copied."""
+        """Return ``data`` with its tensors on the training device, in the dtype of inputs; a mapping is copied.
+
+        Other objects that have a method ``to`` are where the loader has moved them.
+        """
         device, dtype = self.args.device, self.lightning_backend.input_dtype(self.args)
-        return loss.prepare_input(data, device, dtype, self._prepare_input)
+        if isinstance(data, Tensor):
+            is_cast = dtype is not None and (data.is_floating_point() or data.is_complex())
+            return data.to(device=device, dtype=dtype) if is_cast else data.to(device=device)
+        if isinstance(data, MAPPINGS):
+            stays = dtype is None and not is_overridden(self._prepare_input)  # a plain tensor that is on the device
+            return type(data)(  # type: ignore[call-arg]
+                {
+                    name: value
+                    if stays and type(value) is Tensor and value.device == device
+                    else self._prepare_input(value)
+                    for name, value in data.items()
+                }
+            )
+        if isinstance(data, PackedSequence):  # some of whose tensors stay on the CPU
+            return move_to_device(data, device)
+        return rebuild(data, map(self._prepare_input, data)) if isinstance(data, SEQUENCES) else data
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return one batch on the training device, with the past state of the previous one as ``mems``."""
-        return loss.prepare_inputs(self, self._prepare_input(inputs))
+        """Return one batch on the training device, with the past state of the previous one as ``mems``.
+
+        Raises:
+            DataError: If it is empty.
+        """
+        inputs = self._prepare_input(inputs)
+        if type(inputs) is not dict:
+            check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
+        if len(inputs) == 0:
+            refuse_empty_batch(self)
+        past = getattr(self.run_counters, "past", None)
+        if past is not None:
+            inputs["mems"] = past
+        return self.lightning_backend.precision.convert_input(inputs)  # type: ignore[no-any-return]
 
     def compute_loss(
         self,
@@ -941,8 +964,13 @@ class Trainer(metaclass=CountsCounterparts):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the floating-point operations of a step with the batch ``inputs``; 0 without an estimate."""
+        if not self.semantics.counts_flops_per_token:
+            return int(self.model.floating_point_ops(inputs)) if hasattr(self.model, "floating_point_ops") else 0
+        facts = self.run_counters.facts_of(self.model)
+        if facts.main_input is None or facts.main_input not in inputs:
+            return 0
         recounts = self.lightning_backend.traits.recounts_parameters
-        return progress.floating_point_ops(self, self.run_counters, inputs, recounts=recounts)
+        return 6 * int(inputs[facts.main_input].numel()) * facts.parameters_outside_embeddings(recounts=recounts)
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Add the tokens of one batch to ``state.num_input_tokens_seen``, if the arguments say so."""
@@ -951,7 +979,12 @@ class Trainer(metaclass=CountsCounterparts):
 
     def store_flos(self) -> None:
         """Add the floating-point operations since the last call to ``state.total_flos``."""
-        progress.store_flos(self, self.run_counters)
+        flos = self.run_counters.flos
+        if self.lightning_backend.process_layout.launch.world_size > 1:  # summed in float32, as in transformers
+            summed = self.accelerator.gather(Tensor([flos]).to(self.args.device)).sum().item()
+            flos = summed / self.get_cp_size()  # each rank has counted whole sequences
+        self.state.total_flos += flos
+        self.run_counters.flos = 0
 
     def _maybe_log_save_evaluate(
         self,
@@ -965,18 +998,21 @@ class Trainer(metaclass=CountsCounterparts):
         learning_rate: float | None = None,
     ) -> None:
         """Log, evaluate and save, each if the control says so; ``tr_loss``, summed since the last log, is zeroed."""
-        hooks, metrics = current_run(self).hooks, None
+        run, metrics = current_run(self), None
         if self.control.should_log:
-            hooks.frozen.warn_of_unfrozen(self)
-        started = hooks.progress.start_time if start_time is None else start_time
-        hooks.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
+            run.hooks.frozen.warn_of_unfrozen(self)
+            if self.state.global_step > self.run_counters.last_logged_step:
+                logs = progress.take_logs(self, self.run_counters, tr_loss, grad_norm, learning_rate)
+                started = run.hooks.progress.start_time if start_time is None else start_time
+                call_override(self.log, "logs start_time", logs, started)
+                self.lightning_backend.publish_metrics(logs)
         if self.control.should_evaluate:
             metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
-            hooks.saving.save(model, trial, metrics)
+            run.hooks.saving.save(model, trial, metrics)
 
     def _evaluate(
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
@@ -984,7 +1020,7 @@ class Trainer(metaclass=CountsCounterparts):
         """Evaluate, report to a hyperparameter search, and step a metric-based schedule."""
         metrics = current_run(self).hooks.evaluation.measure(ignore_keys_for_eval)
         step = self.state.global_step
-        call_override(self._report_to_hp_search, ("trial", trial), ("step", step), ("metrics", metrics))
+        call_override(self._report_to_hp_search, "trial step metrics", trial, step, metrics)
         scheduler: Any = self.lr_scheduler
         if steps_on_metric(scheduler) and not skip_scheduler:
             metric = metric_for_best(self.args, metrics)
@@ -1036,18 +1072,16 @@ class Trainer(metaclass=CountsCounterparts):
             check_is_loader(loader, "`get_eval_dataloader`")
             start_time = time.time()
             output: EvalLoopOutput = call_override(
-                loop_of(self),
-                ("dataloader", loader),
+                *(loop_of(self), "dataloader", loader),
                 description="Evaluation",
                 prediction_loss_only=True if self.compute_metrics is None else None,
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            check_is_output(self, output)
             add_speed(self, output, metric_key_prefix, start_time)
             if self.lightning_backend.sanity_batches is None:
                 self.log(output.metrics)
-                fire(self, "on_evaluate", output.metrics)
+                self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
             self.run_counters.memory.stop_and_update_metrics(output.metrics, "eval")
         return output.metrics
 
@@ -1069,15 +1103,13 @@ class Trainer(metaclass=CountsCounterparts):
             check_is_loader(loader, "`get_test_dataloader`")
             start_time = time.time()
             output: EvalLoopOutput = call_override(
-                loop_of(self),
-                ("dataloader", loader),
+                *(loop_of(self), "dataloader", loader),
                 description="Prediction",
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            check_is_output(self, output)
             add_speed(self, output, metric_key_prefix, start_time)
-            fire(self, "on_predict", output.metrics)
+            self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
             self.run_counters.memory.stop_and_update_metrics(output.metrics, "test")
         return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=output.metrics)
 
@@ -1089,7 +1121,7 @@ class Trainer(metaclass=CountsCounterparts):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Return a pass over ``dataloader``, ``description``; see :meth:`predict` and :meth:`prediction_step`."""
+        """Return a pass over ``dataloader``, ``description``; see ``predict`` and ``prediction_step``."""
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         return evaluation.run_loop(self, EvaluationSession, *given)
 
@@ -1101,7 +1133,7 @@ class Trainer(metaclass=CountsCounterparts):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Return what :meth:`evaluation_loop` does, as transformers before 4.5; for ``use_legacy_prediction_loop``."""
+        """Return what ``evaluation_loop`` does, as transformers before 4.5; for ``use_legacy_prediction_loop``."""
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         return evaluation.run_loop(self, LegacySession, *given)
 
@@ -1124,9 +1156,9 @@ class Trainer(metaclass=CountsCounterparts):
         returns_loss = self.can_return_loss if returns_loss is None else returns_loss
         scored = has_labels or (not names and bool(returns_loss))
         inputs = self._prepare_inputs(inputs)
-        ignored = ignored_outputs(self, ignore_keys)
         # Before the loss is computed, which may remove them from the inputs.
-        labels = nested_detach(tuple(inputs.get(name) for name in names)) if scored else None
+        wanted = scored and not prediction_loss_only
+        labels = nested_detach(tuple(inputs.get(name) for name in names)) if wanted else None
         if labels is not None and len(labels) == 1:
             labels = labels[0]
         skips = scored and prediction_loss_only and self.semantics.liger_skips_unused_logits
@@ -1141,6 +1173,7 @@ class Trainer(metaclass=CountsCounterparts):
         if prediction_loss_only:
             return loss, None, None
         if isinstance(outputs, dict):
+            ignored = ignored_outputs(self, ignore_keys)
             hidden = [*ignored, "loss"] if scored else ignored
             logits: Any = tuple(value for name, value in outputs.items() if name not in hidden)
         else:
@@ -1191,15 +1224,19 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
-        writer, best, limit = self.checkpoint_writer, self.state.best_model_checkpoint, checkpoints_kept(self.args)
+        writer, best, limit = (
+            self.checkpoint_writer,
+            self.state.best_model_checkpoint,
+            derived.checkpoints_kept(self.args),
+        )
         if limit is not None:
             rotation.rotate(
-                folder_or_default(self.args, output_dir),
+                derived.folder_or_default(self.args, output_dir),
                 limit=limit,
                 best=None if best is None else writer.begun_in / best,
                 protects_newest=self.semantics.rotation_protects_newest,
                 owned=writer.owned,
-                remover=writer.remover if self.is_in_train else None,
+                remover=writer.remover if self.lightning_backend.trains else None,
             )
 
     def _get_output_dir(self, trial: Trial | None = None) -> str:
@@ -1208,7 +1245,7 @@ class Trainer(metaclass=CountsCounterparts):
         if self.hp_search_backend is None or trial is None:
             return folder
 
-        name = f"run-{run_id(self.hp_search_backend, trial)}" if self.hp_name is None else self.hp_name(trial)
+        name = f"run-{searching.run_id(self.hp_search_backend, trial)}" if self.hp_name is None else self.hp_name(trial)
         return os.path.join(folder, name)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Trial | None) -> bool:
@@ -1218,11 +1255,11 @@ class Trainer(metaclass=CountsCounterparts):
             return False
         value = metric_for_best(args, metrics)
         if state.best_metric is None:
-            state.best_metric = worst_value(args)
-        if not is_better(args, value, state.best_metric):
+            state.best_metric = derived.worst_value(args)
+        if not derived.is_better(args, value, state.best_metric):
             return False
         state.best_metric = value
-        if notes_best_step(args, self.semantics):
+        if derived.notes_best_step(args, self.semantics):
             state.best_global_step = state.global_step
         return True
 
@@ -1312,7 +1349,7 @@ class Trainer(metaclass=CountsCounterparts):
         write_model_card(self, described)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Create the repository on the Hub if it does not exist, and set ``hub_model_id``; see :meth:`push_to_hub`."""
+        """Create the repository on the Hub if it does not exist, and set ``hub_model_id``; see ``push_to_hub``."""
         self.hub_pusher.init_repo(self, token, private)
 
     def push_to_hub(
@@ -1384,7 +1421,7 @@ class Trainer(metaclass=CountsCounterparts):
             NotSupportedError: If ``backend`` is not supported.
             SearchError: If there is no ``model_init``, or the library is not installed or does not support an argument.
         """
-        chosen = choose_backend(backend)
+        chosen = searching.choose_backend(backend)
         if self.model_init is None:
             raise SearchError(
                 "`model_init=None`: for a search you need to pass your model through a model_init function, which "
@@ -1402,12 +1439,12 @@ class Trainer(metaclass=CountsCounterparts):
                 f"`hyperparameter_search` is not supported with `lightning`'s `strategy`, which starts "
                 f"{start.processes} processes. Do not pass `strategy`."
             )
-        self.hp_space = BACKENDS[chosen].default_space if hp_space is None else hp_space
-        self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
+        self.hp_space = searching.BACKENDS[chosen].default_space if hp_space is None else hp_space
+        self.compute_objective = searching.default_compute_objective if compute_objective is None else compute_objective
         self.hp_name = hp_name
         self.hp_search_backend = chosen
         try:
-            return BACKENDS[chosen].run(self, n_trials, direction, release_model, **kwargs)
+            return searching.BACKENDS[chosen].run(self, n_trials, direction, searching.release_model, **kwargs)
         finally:
             self.hp_search_backend = None
 
@@ -1417,8 +1454,8 @@ class Trainer(metaclass=CountsCounterparts):
         if self.hp_search_backend is None or trial is None:
             return
 
-        values = BACKENDS[self.hp_search_backend].values(trial, self.hp_space)
-        apply_values(self.args, values, self.semantics)
+        values = searching.BACKENDS[self.hp_search_backend].values(trial, self.hp_space)
+        searching.apply_values(self.args, values, self.semantics)
         logger.info("Trial: %s", values)
         self.run_counters.train_batch_size = self.args.train_batch_size
         self.create_accelerator_and_postprocess()
@@ -1431,7 +1468,7 @@ class Trainer(metaclass=CountsCounterparts):
             return
 
         self.objective = self.compute_objective(dict(metrics))
-        BACKENDS[self.hp_search_backend].report(self, trial, step, metrics)
+        searching.BACKENDS[self.hp_search_backend].report(self, trial, step, metrics)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save a checkpoint to ``checkpoint_dir`` from which Ray can resume the trial."""

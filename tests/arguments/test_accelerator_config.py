@@ -30,4 +30,4 @@ def test_accelerator_config_file(tmp_path):
 def test_batches_after_which_gradients_are_exchanged(given):
     """Each one is if the configuration says so; None and a dict without the key say nothing."""
     args = TrainingArguments("out", use_cpu=True, accelerator_config={"gradient_accumulation_kwargs": given})
-    assert syncs_each_batch(args) == bool(given and given["sync_each_batch"])
+    assert syncs_each_batch(args.accelerator_config) == bool(given and given["sync_each_batch"])

@@ -269,7 +269,7 @@ def test_conversion_refuses():
     """What cannot be carried out is refused as in our own arguments; so is what are no arguments."""
     with pytest.raises(UnsupportedArgumentsError, match="`debug='tpu_metrics_debug'`"):
         from_transformers(transformers.TrainingArguments("out", debug="tpu_metrics_debug"))
-    with pytest.raises(ArgumentsError, match="`args` is a dict"):
+    with pytest.raises(ArgumentsError, match="`args` is an object of type dict"):
         from_transformers({"output_dir": "out"})
 
 

@@ -19,7 +19,7 @@ from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
-from hf_compat.overriding import WarnOnce, is_ours
+from hf_compat.overriding import WarnOnce, is_overridden
 from hf_compat.state import TrainerControl, TrainerState, export_states
 
 ONE = Launch(world_size=1, local_world_size=1)
@@ -169,12 +169,12 @@ class Someone:
         pass
 
 
-def test_what_is_ours():
-    """A function of this package is, bound or not; one defined elsewhere is not."""
-    assert is_ours(CheckpointWriter.write)
-    assert is_ours(CheckpointWriter().write)
-    assert not is_ours(Someone().method)
-    assert not is_ours(print)
+def test_what_is_overridden():
+    """A function defined elsewhere is; one of this package, bound or not, is not."""
+    assert not is_overridden(CheckpointWriter.write)
+    assert not is_overridden(CheckpointWriter().write)
+    assert is_overridden(Someone().method)
+    assert is_overridden(print)
 
 
 def test_a_warning_is_given_once():

@@ -19,7 +19,6 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.data import loader
 from hf_compat.data.loader import DispatchingDataLoader, move_batch, move_to_device, prepare_dataloader
 from hf_compat.errors import LoaderError
-from hf_compat.trainer.loss import prepare_input
 from tests.support.helpers import ListDataset, vector_rows
 
 GPU = torch.device("cuda", 0)
@@ -147,19 +146,20 @@ def test_what_need_not_be_moved_stays_itself():
     assert graph.asked == [(torch.device("cpu"), False)]
 
 
-def test_inputs_of_the_training_device(tmp_path):
+def test_inputs_of_the_training_device(tmp_path, monkeypatch):
     """``_prepare_inputs`` moves tensors, and packed sequences but for what stays on the CPU; other objects stay."""
     trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
     graph, packed = Graph(waits=False), pack_sequence([torch.ones(3), torch.ones(2)])
     batch = {"x": Pair(torch.ones(1), [graph]), "packed": packed}
-    moved = prepare_input(batch, torch.device("meta"), None, trainer._prepare_input)
+    assert trainer._prepare_inputs(batch)["packed"].data is packed.data
+    monkeypatch.setattr(type(trainer.args), "device", torch.device("meta"))
+    moved = trainer._prepare_inputs(batch)
     assert described(moved["packed"]) == described(packed.to("meta"))
     assert moved["packed"].batch_sizes.device.type == "cpu"
     assert isinstance(moved["x"], Pair)
     assert moved["x"].first.device.type == "meta"
     assert moved["x"].second[0] is graph
     assert graph.asked == []
-    assert trainer._prepare_inputs(batch)["packed"].data is packed.data
 
 
 def test_objects_cannot_be_dispatched():

@@ -72,6 +72,7 @@ IN_BACKGROUND = ("zero_2_in_the_background", "zero_3_in_the_background", "parts_
 """Run under ours, the first with the quick ones."""
 
 LORA = ("lora_under_zero_3", "lora_stays_in_parts")
+LORA_IN_BACKGROUND = "lora_in_the_background"
 UPSTREAM_TRAINS_LORA = Version(transformers.__version__) >= Version("5")
 """Before, its schedule has a learning rate for the group that DeepSpeed drops."""
 
@@ -157,7 +158,8 @@ def finished(tmp_path_factory):
             *(f"{library}:{name}" for name in SPLIT for library in ("upstream", "ours")),
             "ours:split_refused",
             *(f"ours:{name}" for name in LORA),
-            *(f"upstream:{name}" for name in LORA if UPSTREAM_TRAINS_LORA),
+            *(f"upstream:{name}" for name in (*LORA, LORA_IN_BACKGROUND) if UPSTREAM_TRAINS_LORA),
+            f"ours:{LORA_IN_BACKGROUND}",
         ],
     )
     return folder
@@ -276,6 +278,16 @@ def test_lora(finished, name):
         saved = ours.files[f"{place}adapter_model.safetensors"]["tensors"]
         assert len(saved) == 4
         assert all(value.numel() > 0 for value in saved.values())
+
+
+@pytest.mark.skipif(not UPSTREAM_TRAINS_LORA, reason="upstream has nothing to compare with")
+def test_lora_in_the_background(finished):
+    """Under ZeRO-2 checkpoints of LoRA that are written while both processes train on are those of upstream."""
+    check(finished, LORA_IN_BACKGROUND)
+    saved = outcome(finished, LORA_IN_BACKGROUND, "ours", 0).files
+    for step in (2, 4, 6):
+        states = f"global_step{step}/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        assert {f"checkpoint-{step}/{name}" for name in ("adapter_model.safetensors", states)} <= saved.keys()
 
 
 def test_one_process_with_the_same_global_batch(finished, tmp_path):

@@ -257,9 +257,10 @@ def test_models_that_cannot_share_sequences(build, text, name, tmp_path, monkeyp
 
 def layout(args):
     """Return the layout of one of three processes."""
+    from hf_compat.arguments.parallelism import read_sequence_parallelism
     from hf_compat.engine.process_layout import ProcessLayout
 
-    return ProcessLayout(args.launch, "deepspeed")
+    return ProcessLayout(args.launch, "deepspeed", sequences=read_sequence_parallelism(args))
 
 
 def test_a_loss_function_is_refused(tmp_path, monkeypatch):

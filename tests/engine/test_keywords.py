@@ -220,7 +220,10 @@ def test_what_agrees_with_a_field_is_not_refused(tmp_path):
         ({"accumulate_grad_batches": 0}, "'accumulate_grad_batches': 0.*pass a number of batches, 1 or more"),
         ({"enable_checkpointing": "no"}, "'enable_checkpointing': 'no'.*pass True, False or None"),
         ({"enable_progress_bar": 0}, "'enable_progress_bar': 0.*pass True, False or None"),
-        ({"logger": "csv"}, "'logger': 'csv'.*pass a Lightning logger"),
+        ({"logger": "csv"}, "'logger': 'csv'.*pass a Lightning logger.*`report_to`"),
+        ({"logger": ["csv"]}, r"'logger': \['csv'\].*pass a Lightning logger"),
+        ({"profiler": "simpel"}, "'profiler': 'simpel'.*pass a Lightning profiler, or one of 'simple', 'advanced'"),
+        ({"profiler": True}, "'profiler': True.*pass a Lightning profiler"),
         ({"precision": "bf16-true", "plugins": [DoublePrecision()]}, "both set the precision"),
     ],
 )

@@ -2,8 +2,10 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import lightning.pytorch.callbacks as exported
 import pytest
@@ -38,12 +40,13 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.engine.lightning_callbacks import NEVER_CALLED, OF_SANITY_CHECK, SUPPORT
 from hf_compat.engine.module import HFModule
-from hf_compat.errors import TrainerSetupError
+from hf_compat.errors import HFCompatWarning, TrainerSetupError
 from tests.support.helpers import CLASSES, WIDTH, ListDataset, vector_rows
 from tests.support.lightning_callbacks_page import PAGE, page
 from tests.support.trainers import new_trainer
@@ -556,3 +559,50 @@ def test_a_state_dict_is_made_for_those_who_read_it(tmp_path, monkeypatch):
         made.clear()
         trainer_with(tmp_path, *callbacks).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
         assert len(made) == expected
+
+
+@pytest.mark.parametrize(
+    ("callback", "setting", "instead"),
+    [
+        (partial(EarlyStopping, "val_loss"), "monitor='val_loss'", "eval_loss"),
+        (partial(EarlyStopping, "val/accuracy"), "monitor='val/accuracy'", "eval_accuracy"),
+        (partial(EarlyStopping, "eval/loss"), "monitor='eval/loss'", "eval_loss"),
+        (partial(ModelCheckpoint, monitor="train_loss_epoch"), "monitor='train_loss_epoch'", "loss"),
+        (partial(ModelCheckpoint, monitor="loss_step"), "monitor='loss_step'", "loss"),
+        (partial(ModelCheckpoint, filename="{step}-{valid_f1:.2f}"), "filename='{step}-{valid_f1:.2f}'", "eval_f1"),
+    ],
+)
+def test_a_monitor_that_a_trainer_does_not_log(callback, setting, instead, tmp_path):
+    """The constructor and ``add_callback`` warn, with the name that is logged."""
+    said = re.escape(f"has `{setting}`, but a Trainer logs no") + f".* Use '{instead}', unless"
+    with pytest.warns(HFCompatWarning, match=said):
+        trainer_with(tmp_path, callback())
+    with pytest.warns(HFCompatWarning, match=said):
+        trainer_with(tmp_path).add_callback(callback())
+
+
+@pytest.mark.parametrize("monitor", ["eval_loss", "eval_f1", "loss", "grad_norm", "learning_rate", "my_score", "value"])
+def test_a_monitor_that_may_be_logged(monitor, tmp_path):
+    """Nothing is said of it."""
+    trainer_with(tmp_path, EarlyStopping(monitor), ModelCheckpoint(filename=f"{{epoch}}-{{{monitor}}}"))
+
+
+def test_a_monitor_that_the_script_logs(tmp_path):
+    """Such a run is not ended: the callback finds what a callback of the script has logged."""
+
+    class Logs(Callback):
+        def on_validation_end(self, pl_trainer, pl_module):
+            pl_trainer.callback_metrics["val_loss"] = pl_trainer.callback_metrics["eval_loss"]
+
+    with pytest.warns(HFCompatWarning, match="unless your code logs the other"):
+        trainer = trainer_with(tmp_path, Logs(), EarlyStopping("val_loss"))
+    trainer.train()
+
+
+def test_a_missing_monitor_ends_the_run(tmp_path):
+    """Lightning's errors say which names there are."""
+    for callback in (EarlyStopping("val_loss"), ModelCheckpoint(str(tmp_path), monitor="val_loss")):
+        with pytest.warns(HFCompatWarning, match="val_loss"):
+            trainer = trainer_with(tmp_path, callback)
+        with pytest.raises((RuntimeError, MisconfigurationException), match=r"val_loss.*eval_loss"):
+            trainer.train()

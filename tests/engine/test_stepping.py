@@ -12,6 +12,7 @@ from hf_compat.data.loader import TrackedLoader
 from hf_compat.data.windows import Window
 from hf_compat.engine import backend
 from hf_compat.engine.internals.stepping import _LeanEvaluationLoop, use_fast_loops
+from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.lightning import HFDataModule, HFModule
 from tests.support.helpers import (
     ListDataset,
@@ -360,7 +361,7 @@ def test_hooks_of_evaluations_are_called_as_by_lightning(tmp_path, monkeypatch):
     """In a fit and outside: order, arguments, the hook's name, progress, logged metrics and results are Lightning's."""
     lean, *ours = evaluate(tmp_path / "lean")
     assert lean == {True}
-    monkeypatch.setattr(backend, "use_fast_loops", lambda trainer, noop_transfer: None)
+    monkeypatch.setattr(backend, "use_fast_loops", lambda trainer, **_: None)
     lean, *theirs = evaluate(tmp_path / "own")
     assert lean == {False}
     assert ours == theirs
@@ -396,7 +397,7 @@ def test_evaluations_of_another_module():
     for kind in (LeavesBatches, OwnStep):
         module = kind()
         trainer = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
-        use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
+        use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device, strategy_class=ModelStrategy)
         logged = trainer.validate(module, DataLoader(torch.arange(6.0), batch_size=4), verbose=False)
         assert (trainer.validate_loop.hooks is not None) == (kind is LeavesBatches)
         seen.append((logged, module.steps))
@@ -425,7 +426,7 @@ def test_batches_of_a_loader_with_a_length(limit, expected, monkeypatch):
         trainer = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False, limit_val_batches=limit)
         monkeypatch.setattr(trainer.strategy, "reduce", lambda tensor, **_: sums.append(tensor) or tensor)
         if lean:
-            use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
+            use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device, strategy_class=ModelStrategy)
         trainer.validate(LeavesBatches(), TrackedLoader(Counted(), knows_end=False), verbose=False)
         assert trainer.num_val_batches == expected
         assert trainer.validate_loop.batch_progress.total.completed == sum(expected)
@@ -461,7 +462,7 @@ def test_a_length_is_a_hint(limit, expected, said, profiler):
     watching = Watching()
     keywords = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False, "profiler": profiler}
     trainer = pl.Trainer(callbacks=[watching], limit_val_batches=limit, **keywords)
-    use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
+    use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device, strategy_class=ModelStrategy)
     trainer.validate(LeavesBatches(), TrackedLoader(Counted(count=6), knows_end=True), verbose=False)
     assert watching.seen == [(index, [said], index == expected - 1) for index in range(expected)]
     assert (trainer.validate_loop.hooks is None) == (profiler is not None)

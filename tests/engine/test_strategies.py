@@ -76,24 +76,15 @@ class Several(OneDeviceStrategy):
     without_sync = ModelStrategy.without_sync
 
 
-@pytest.mark.parametrize(
-    ("ends_update", "syncs", "held"),
-    [
-        pytest.param(True, None, 0, id="the last batch"),
-        pytest.param(False, None, 1, id="any other"),
-        pytest.param(False, True, 0, id="the last of a window that makes no update step"),
-    ],
-)
-def test_accumulating(ends_update, syncs, held):
-    """Ranks exchange gradients in the last batch unless told otherwise; what is under way is known inside alone."""
-    strategy, model = Several(torch.device("cpu")), Held(2, 2)
-    with strategy.accumulating(model, ends_update=False), strategy.accumulating(model, ends_update=True):
-        before = model.held
-        with strategy.accumulating(model, ends_update=ends_update, syncs=syncs):
-            assert strategy.ends_update is ends_update
-        assert strategy.ends_update is True
-    assert model.held - before == held
-    assert strategy.ends_update is True
+@pytest.mark.parametrize(("syncs_each_batch", "held"), [(False, 1), (True, 0)])
+def test_no_sync(tmp_path, syncs_each_batch, held):
+    """``no_sync`` of the accelerator is that of the wrapped model, unless ``sync_each_batch`` is set."""
+    model = Held(2, 2)
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
+    trainer.lightning_backend.strategy = strategy = Several(torch.device("cpu"))
+    strategy.syncs_each_batch = syncs_each_batch
+    with trainer.accelerator.no_sync(model):
+        assert model.held == held
 
 
 def test_accelerator_tells_what_the_strategy_knows(tmp_path):

@@ -331,6 +331,7 @@ RANKS_SCENARIOS: dict[str, Body] = {
     "fsdp2_checkpointed": sharded(
         2, "full", model=partial(llama, attention_dropout=0.3), **of_fsdp2(activation_checkpointing=True)
     ),
+    "fsdp2_lomo": sharded(2, "full", optim="lomo", gradient_accumulation_steps=1),
     "fsdp2_not_resharded": sharded(2, "full", **of_fsdp2(reshard_after_forward=False)),
 }
 """Each scenario of several GPUs by its name."""

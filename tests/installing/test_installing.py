@@ -91,3 +91,10 @@ def test_what_stays_transformers_is_there():
     """Each name of the table of those that are left is one of ours, with a reason."""
     assert set(NOT_REPLACED) <= set(hf_compat.__all__)
     assert all(NOT_REPLACED.values())
+
+
+def test_what_is_assigned_without_effect_is_told(facts):
+    """Functions, constants and classes that transformers' Trainer uses: a warning each, not for what works."""
+    names = ("get_scheduler", "PREFIX_CHECKPOINT_DIR", "RandomSampler")
+    told = [["HFCompatWarning", f"transformers.trainer.{name}"] for name in names]
+    assert facts["assigned without effect"] == told

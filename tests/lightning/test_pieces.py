@@ -326,7 +326,7 @@ def test_an_error_ends_the_run(tmp_path):
     lightning_trainer, _, data = to_lightning(trainer)
     with pytest.raises(ZeroDivisionError):
         lightning_trainer.fit(Failing(trainer.model), datamodule=data)
-    assert not trainer.is_in_train
+    assert not trainer.lightning_backend.trains
     assert "compute_loss" not in vars(trainer)
     trainer.train()
     assert trainer.state.global_step == 8

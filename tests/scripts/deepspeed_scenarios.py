@@ -298,17 +298,20 @@ def parts_are_written_once(kit: Kit) -> None:
     kit.keep("folders", seen)
 
 
-def _lora(kit: Kit, settings: dict[str, Any]) -> Any:
-    """Train LoRA, all of whose weights decay: DeepSpeed drops the group of those that do not, which is empty."""
+def _with_lora(kit: Kit, settings: dict[str, Any], *, subclass: Any = None, **fields: Any) -> Any:
+    """Return a Trainer of LoRA, all of whose weights decay: DeepSpeed drops the group that would be empty otherwise."""
     from peft import LoraConfig, get_peft_model
 
     without_extension()
-    seen: list[int] = []
     adapter = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     model = kit.model(lambda: get_peft_model(helpers.gpt2(), adapter))
-    fields = {**ACCUMULATION, "num_train_epochs": 2, "weight_decay": 0.1, "save_strategy": "epoch"}
-    every = {**fields, "deepspeed": settings}
-    trainer = language_model(kit, rows=27, fields=every, model=model, subclass=seen_by_save(kit, seen))
+    every = {**ACCUMULATION, "num_train_epochs": 2, "weight_decay": 0.1, "save_strategy": "epoch", **fields}
+    return language_model(kit, rows=27, fields={**every, "deepspeed": settings}, model=model, subclass=subclass)
+
+
+def _lora(kit: Kit, settings: dict[str, Any]) -> Any:
+    seen: list[int] = []
+    trainer = _with_lora(kit, settings, subclass=seen_by_save(kit, seen))
     kit.train(trainer)
     trainer.save_model()
     kit.keep("seen", seen)
@@ -318,6 +321,16 @@ def _lora(kit: Kit, settings: dict[str, Any]) -> Any:
 @shared
 def lora_under_zero_3(kit: Kit) -> None:
     trainer = _lora(kit, config(3))
+    kit.keep("weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
+
+
+@shared
+def lora_in_the_background(kit: Kit) -> None:
+    """ZeRO-2. Adapters are written at once, DeepSpeed's files under ours when training has gone on, or has ended."""
+    is_ours = kit.which == "ours"
+    fields = {"save_strategy": "steps", "save_steps": 2} | ({"save_async": True} if is_ours else {})
+    trainer = _with_lora(kit, config(2), **fields)
+    kit.train(held(trainer) if is_ours else trainer)
     kit.keep("weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
 
 

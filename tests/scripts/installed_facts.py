@@ -3,6 +3,8 @@
 import json
 import pickle
 import sys
+import warnings
+from unittest import mock
 
 import hf_compat
 
@@ -34,6 +36,11 @@ def facts_in_place():
     transformers.trainer.DEFAULT_PROGRESS_CALLBACK = hf_compat.PrinterCallback
     assigned = hf_compat.DEFAULT_PROGRESS_CALLBACK is hf_compat.PrinterCallback
     transformers.trainer.DEFAULT_PROGRESS_CALLBACK = hf_compat.ProgressCallback
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for name in ("get_scheduler", "PREFIX_CHECKPOINT_DIR", "RandomSampler", "logger", "Trainer", "get_scheduler"):
+            with mock.patch.object(transformers.trainer, name, mine):
+                pass
     reference = b"ctransformers.training_args\nTrainingArguments\n."
     wrong = [
         name
@@ -56,6 +63,7 @@ def facts_in_place():
         "an integer is none": isinstance(3, TrainerCallback),
         "their classes derive from theirs": [base.__module__ for base in TensorBoardCallback.__mro__[1:2]],
         "an assigned default is ours": assigned,
+        "assigned without effect": [[each.category.__name__, str(each.message).split("`")[1]] for each in told],
         "a pickled reference is ours": pickle.loads(reference) is TrainingArguments,
         "version": transformers.__version__ != hf_compat.__version__,
         "source is found": transformers.trainer.__spec__.loader is transformers.trainer.__loader__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from packaging.version import Version
 from torch import nn
 
 import hf_compat
+from hf_compat.arguments.problems import LIGHTNING_KEYWORDS
 from hf_compat.errors import CheckpointError, LossError, MetricNameError, UnknownArgumentError
 from tests.support import helpers
 from tests.support.helpers import VOCABULARY, WIDTH, ListDataset, bert_classifier, gpt2, vector_rows
@@ -390,3 +392,72 @@ def test_a_traceback_of_lightning_is_whole(tmp_path):
     names = [frame.name for frame in traceback.extract_tb(caught.tb)]
     assert names[-2:] == ["_call_callback_hooks", "on_train_start"]
     assert "_fit_impl" in names
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({"strategy": "ddp"}, r"pass `lightning={'strategy': 'ddp'}`\.$"),
+        ({"max_epochs": 3}, "set `num_train_epochs` in `args`, or pass `lightning={'max_epochs': 3}`"),
+        ({"accelerator": "cpu"}, "set `use_cpu` in `args`, or pass `lightning={'accelerator': 'cpu'}`"),
+        ({"logger": pl.loggers.CSVLogger}, "set `report_to` in `args`, or pass `lightning={'logger': ...}`"),
+        (
+            {"precision": "bf16-mixed"},
+            "set `bf16` or `fp16` in `args`, or pass `lightning={'precision': 'bf16-mixed'}`",
+        ),
+        ({"learning_rate": 1.0}, "it is a field of `TrainingArguments`. Set it there"),
+        ({"epochs": 3}, "set `num_train_epochs` in `args`"),
+        ({"optimizer": None}, r"use `optimizers=\(optimizer, schedule\)`"),
+        ({"compute_metric": len}, r"did you mean `compute_metrics`\?"),
+        ({"lightning_kwargs": {}}, r"did you mean `lightning`\?"),
+        ({"learnin_rate": 1.0}, r"did you mean `learning_rate`, a field of `TrainingArguments`\?"),
+        ({"qqqqqq": 1}, "it takes model, args, data_collator, .*, lightning"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_arguments_that_the_trainer_lacks(given, place):
+    """Python names the keyword; here the error, of its class, says where it belongs."""
+    (name,) = given
+    with pytest.raises(TypeError, match=name):
+        transformers.Trainer(helpers.PlainModel(), **given)
+    with pytest.raises(UnknownArgumentError, match=f"^`{name}` is not an argument of Trainer: {place}"):
+        hf_compat.Trainer(helpers.PlainModel(), **given)
+
+
+def test_all_of_them_are_said_at_once():
+    """Also of a subclass that hands its keywords on; a value that may be secret is not repeated."""
+
+    class Mine(hf_compat.Seq2SeqTrainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+    with pytest.raises(UnknownArgumentError) as caught:
+        Mine(helpers.PlainModel(), devices=2, hub_token="secret")
+    first, second = str(caught.value).split("\n")
+    assert first == "`devices` is not an argument of Mine: pass `lightning={'devices': 2}`."
+    assert "`hub_token`" in second
+    assert "secret" not in second
+
+
+@pytest.mark.parametrize("name", [*LIGHTNING_KEYWORDS])
+def test_a_keyword_of_lightning_in_the_training_arguments(name):
+    """It is said to belong to the Trainer, beside the fields that say the same, which there are."""
+    fields = re.findall(r"`(\w+)`", LIGHTNING_KEYWORDS[name] or "")
+    assert {*fields} <= inspect.signature(hf_compat.TrainingArguments).parameters.keys()
+    if name not in fields:
+        with pytest.raises(UnknownArgumentError, match=rf"pass `lightning={{'{name}': \.\.\.}}` to the Trainer"):
+            hf_compat.TrainingArguments(**{name: 1})
+
+
+def test_no_keyword_of_lightning_is_forgotten():
+    """The table has each, but for the callbacks, which are an argument of the Trainer."""
+    assert LIGHTNING_KEYWORDS.keys() == inspect.signature(pl.Trainer.__init__).parameters.keys() - {"self", "callbacks"}
+
+
+@pytest.mark.parametrize("name", ["fit", "validate", "test"])
+def test_methods_of_lightnings_trainer(name, tmp_path):
+    """Each is an AttributeError, as in transformers, which names what to call."""
+    with pytest.raises(AttributeError, match=name):
+        getattr(new_trainer(tmp_path, library=transformers), name)
+    with pytest.raises(AttributeError, match=f"`{name}` is a method of a `lightning.Trainer`. Call `"):
+        getattr(new_trainer(tmp_path), name)

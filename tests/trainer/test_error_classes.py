@@ -315,3 +315,29 @@ def test_a_class_that_is_also_another(other: type[Exception]) -> None:
         assert (type(each).__name__, str(each)) == ("CheckpointError", "It cannot be read.")
     assert CheckpointError.also(ValueError) is CheckpointError
     assert OutputFolderError.also(AttributeError) is OutputFolderError  # Python has no layout for both
+
+
+class OddOutputs(PlainModel):
+    """Returns logits that are sparse, or a tensor for every other batch and a pair of them for the others."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.calls = kind, 0
+
+    def forward(self, features: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        self.calls += 1
+        outputs = super().forward(features, labels)
+        logits = outputs["logits"].detach()
+        odd = logits.to_sparse() if self.kind == "sparse" else (logits, logits) if self.calls % 2 else logits
+        return {**outputs, "logits": odd}
+
+
+@pytest.mark.parametrize(("kind", "concatenates"), [("sparse", True), ("sparse", False), ("pairs", True)])
+def test_outputs_that_cannot_be_joined(kind: str, concatenates: bool, tmp_path: Path) -> None:
+    """Predictions that are sparse are a TypeError in both, those of another type in each batch an AssertionError."""
+    settings = {"eval_do_concat_batches": concatenates, "per_device_eval_batch_size": 2}
+    row = Row(lambda library, folder: made(library, folder, {"model": OddOutputs(kind)}, **settings).predict(ROWS))
+    theirs, ours = (raised(row, library, tmp_path) for library in LIBRARIES)
+    assert type(theirs) is (TypeError if kind == "sparse" else AssertionError)
+    assert isinstance(ours, HFCompatError), repr(ours)
+    assert isinstance(ours, type(theirs)), (repr(theirs), type(ours).__mro__)

@@ -83,6 +83,6 @@ def test_the_script_is_what_runs(tmp_path, monkeypatch):
 def test_every_event_is_fired():
     """Each event of a run is fired in the files of its script, and no other event is named there."""
     source = "".join(map(inspect.getsource, (loop, saving)))
-    fired = set(re.findall(r'fire\(\w+(?:\.\w+)?, "(on_\w+)"', source))
+    fired = set(re.findall(r"callback_handler\.(on_\w+)\(", source))
     events = {name for name in vars(TrainerCallback) if name.startswith("on_")}
     assert fired == events - OUTSIDE

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from torch import nn
 
 import hf_compat
+from hf_compat.errors import HFCompatWarning
 from tests.support import helpers
 from tests.support.helpers import PlainModel, bert_classifier, gpt2, t5, vector_rows
 from tests.support.trainers import new_trainer
@@ -396,6 +399,188 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
 }
 
 
+class Scores(nn.Module):
+    """A plain model whose loss is a function of logits and labels; of the width of its logits."""
+
+    def __init__(self, loss: Callable[..., torch.Tensor], width: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(helpers.WIDTH, width)
+        self.loss = loss
+
+    def forward(self, features: torch.Tensor, labels: Any = None) -> Any:
+        logits = self.layer(features)
+        return {"loss": self.loss(logits, labels), "logits": logits}
+
+
+class Normed(Scores):
+    """A model that cannot train on one sample."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.functional.cross_entropy)
+        self.norm = nn.BatchNorm1d(helpers.WIDTH)
+
+    def forward(self, features: torch.Tensor, labels: Any = None) -> Any:
+        return super().forward(self.norm(features), labels)
+
+
+class Grows(PlainModel):
+    """A model each of whose outputs is larger than the one before."""
+
+    size = 3
+
+    def forward(self, features: torch.Tensor, labels: Any = None) -> Any:
+        self.size += 1
+        return {**super().forward(features, labels), "logits": torch.zeros(len(features), 2, self.size)}
+
+
+class WithConfig(Scores):
+    """A model with the configuration that upstream's label smoothing asks for, whose loss needs labels."""
+
+    config = SimpleNamespace(problem_type=None)
+
+
+def difference(prediction: Any) -> dict[str, float]:
+    return {"difference": float((prediction.predictions - prediction.label_ids).mean())}
+
+
+def refusing(text: str) -> Callable[[Any], dict[str, float]]:
+    """Return a ``compute_metrics`` that raises what scikit-learn does."""
+
+    def metrics(prediction: Any) -> dict[str, float]:
+        raise ValueError(text)
+
+    return metrics
+
+
+def first_texts(prediction: Any) -> dict[str, float]:
+    helpers.tokenizer().batch_decode(prediction.predictions)
+    return {}
+
+
+FLOATS = [{**row, "labels": 0.5} for row in VECTORS]
+GPU_OR_WORKERS = {
+    "tensors of a GPU in the dataset": (
+        "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+        "^`dataloader_pin_memory=True`: the dataset or the collator returns tensors of a GPU",
+    ),
+    "a GPU in a worker": (
+        "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use 'spawn'",
+        "^`dataloader_num_workers`: the dataset or the collator uses the GPU in a worker",
+    ),
+    "a worker that was killed": (
+        "DataLoader worker (pid 7) is killed by signal: Killed.",
+        "^`dataloader_num_workers`: a worker has ended, .* /dev/shm. With 0 its own error is seen",
+    ),
+    "a worker that ended": (
+        "DataLoader worker (pid(s) 7, 8) exited unexpectedly",
+        "^`dataloader_num_workers`: a worker has ended",
+    ),
+    "too many open files": (
+        "Too many open files. Communication with the workers is no longer possible.",
+        r"set_sharing_strategy\('file_system'\)`, or raise `ulimit -n`",
+    ),
+    "float16 on a CPU": (
+        "\"addmm_impl_cpu_\" not implemented for 'Half'",
+        "^The CPU lacks this operation in float16. Load the model with `dtype=torch.float32`",
+    ),
+    "an input on another device": (
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same",
+        r"`.to\(trainer.args.device\)`",
+    ),
+    "wandb without a login": (
+        "api_key not configured (no-tty). call wandb.login(key=[your_api_key])",
+        "^`report_to`: wandb needs a login. .* `report_to='none'`",
+    ),
+}
+"""What is raised on other machines, and the beginning of the note."""
+
+MISTAKES |= {
+    "an id with a dimension too many": (
+        lambda *run: train_two_steps(
+            *run, model=bert_classifier(), rows=[{"input_ids": torch.tensor([[5, 6]]), "labels": 1}] * 8
+        ),
+        r"^`input_ids`: of shape \(8, 1, 2\), .* Tokenize without `return_tensors='pt'` in the dataset",
+    ),
+    "an id with a dimension too few": (
+        lambda *run: train_two_steps(*run, model=bert_classifier(), rows=[{"input_ids": 5, "labels": 1}] * 8),
+        r"^`input_ids`: of shape \(8,\), .* Let a sample be a list of ids",
+    ),
+    "a loss that is not created": (
+        lambda *run: train_two_steps(*run, model=Scores(lambda *given: nn.CrossEntropyLoss(*given))),
+        r"^A loss is created first .*`nn.CrossEntropyLoss\(\)\(logits, labels\)`",
+    ),
+    "a last batch of one sample": (
+        lambda *run: train_two_steps(*run, model=Normed(), rows=VECTORS[:3], fields={"per_device_train_batch_size": 2}),
+        "`dataloader_drop_last=True`",
+    ),
+    "labels without the dimension of logits": (
+        lambda *run: train_two_steps(
+            *run, model=Scores(nn.functional.binary_cross_entropy_with_logits, 1), rows=FLOATS
+        ),
+        r"`logits.squeeze\(-1\)`, or `labels.unsqueeze\(-1\)`",
+    ),
+    "floats as classes": (
+        lambda *run: train_two_steps(*run, model=Scores(nn.functional.cross_entropy), rows=FLOATS),
+        r"^`labels`: of torch.float32 and shape \(8,\), but this loss takes numbers of classes. .*`labels.long\(\)`",
+    ),
+    "classes as floats": (
+        lambda *run: train_two_steps(
+            *run,
+            model=Scores(lambda logits, labels: nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels)),
+        ),
+        r"^`labels`: of torch.int64 and shape \(8,\), but this loss takes floats. .*`labels.float\(\)`",
+    ),
+    "several classes a sample": (
+        lambda *run: train_two_steps(
+            *run,
+            model=Scores(nn.functional.cross_entropy),
+            rows=[{"features": row["features"], "labels": [0, 0, 1]} for row in VECTORS],
+        ),
+        r"^`labels`: of torch.int64 and shape \(8, 3\), but this loss takes one class .*`labels.argmax\(-1\)`",
+    ),
+    "label smoothing without logits": (
+        lambda *run: train_two_steps(
+            *run, model=WithConfig(nn.functional.cross_entropy), fields={"label_smoothing_factor": 0.1}
+        ),
+        "^`label_smoothing_factor=0.1`: .* Let it return `logits` without them, or set 0",
+    ),
+    "logits compared with classes": (
+        partial(evaluate, compute_metrics=difference),
+        r"^`compute_metrics`: `predictions` are of shape \(8, 3\), a number .* Take `predictions.argmax\(-1\)`",
+    ),
+    "logits given to scikit-learn": (
+        partial(
+            evaluate,
+            compute_metrics=refusing("Classification metrics can't handle a mix of multiclass and continuous targets"),
+        ),
+        r"a number for each class, and `label_ids` of \(8,\)",
+    ),
+    "padding given to scikit-learn": (
+        lambda *run: evaluate(
+            *run,
+            model=gpt2(),
+            rows=[{"input_ids": [5, 6], "labels": [-100, 6]}] * 8,
+            compute_metrics=refusing("multiclass-multioutput is not supported"),
+        ),
+        r"^`compute_metrics`: `label_ids` are -100 .*`predictions\[label_ids != -100\]`",
+    ),
+    "logits that are decoded": (
+        lambda *run: evaluate(
+            *run, model=gpt2(), rows=[{"input_ids": [5, 6], "labels": [5, 6]}] * 8, compute_metrics=first_texts
+        ),
+        r"logits and no tokens. Take `predictions.argmax\(-1\)`, or have a `Seq2SeqTrainer` generate",
+    ),
+    "predictions of several shapes": (
+        lambda *run: evaluate(*run, model=Grows(), fields={"per_device_eval_batch_size": 4}, **METRICS),
+        "^`preprocess_logits_for_metrics`: the predictions of batches differ in their third dimension",
+    ),
+    **{
+        name: (partial(train_two_steps, model=Raises(RuntimeError(text))), note)
+        for name, (text, note) in GPU_OR_WORKERS.items()
+    },
+}
+
+
 def gpt2_classifier() -> Any:
     sizes = {"vocab_size": 48, "n_embd": 16, "n_layer": 1, "n_head": 2, "num_labels": 3}
     return transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**sizes))
@@ -424,3 +609,33 @@ def test_the_error_says_what_to_do(mistake, note, tmp_path):
     *others, own = ours.__notes__
     assert re.search(note, own)
     assert len(others) == before
+
+
+def test_a_tokenizer_that_is_not_loaded(tmp_path):
+    """A name or a class trains as in transformers, without padding; the constructor warns of the save, which fails."""
+    fields = {"save_strategy": "steps", "save_steps": 2}
+    for given, found, error in (
+        ("bert-base-cased", "the name 'bert-base-cased': .* Pass `AutoTokenizer.from_pretrained", AttributeError),
+        (transformers.BertTokenizer, "the class BertTokenizer: .* Pass `BertTokenizer.from_pretrained", TypeError),
+    ):
+        with pytest.raises(error, match="save_pretrained"):
+            train_two_steps(transformers, tmp_path, fields=fields, processing_class=given)
+        with pytest.warns(HFCompatWarning, match=f"`processing_class` is {found}"):
+            trainer = two_step_trainer(hf_compat, tmp_path, fields=fields, processing_class=given)
+        with pytest.raises(error, match="save_pretrained"):
+            trainer.train()
+        assert trainer.state.global_step == 2
+
+
+def test_classes_in_the_place_of_instances(tmp_path):
+    """A collator, or the training arguments: the error is of transformers' class and comes with the constructor."""
+    collator = transformers.DataCollatorWithPadding
+    with pytest.raises(TypeError):
+        train_two_steps(transformers, tmp_path, model=bert_classifier(), rows=TOKENS, data_collator=collator)
+    with pytest.raises(TypeError, match=r"^`data_collator`: DataCollatorWithPadding is a class. Pass an instance"):
+        two_step_trainer(hf_compat, tmp_path, model=bert_classifier(), rows=TOKENS, data_collator=collator)
+    for args, found in ((hf_compat.TrainingArguments, "the class TrainingArguments"), ("out", "an object of type str")):
+        with pytest.raises(AttributeError):
+            transformers.Trainer(PlainModel(), args)
+        with pytest.raises(AttributeError, match=f"`args` is {found}: pass an instance of `TrainingArguments`"):
+            hf_compat.Trainer(PlainModel(), args)

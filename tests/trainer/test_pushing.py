@@ -335,3 +335,22 @@ def test_an_override_that_follows_a_save_is_waited_for(local_hub, tmp_path):
     trainer.checkpoint_writer = HeldWriter()
     trainer.train()
     assert seen == [(f"checkpoint-{step}", step) for step in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("failure", ["offline", "refused", "wrong name"])
+def test_a_failure_is_of_the_class_that_transformers_raises(local_hub, tmp_path, monkeypatch, failure):
+    """What catches huggingface_hub's error, and asks for its response, does so with ours."""
+    fields = {"hub_model_id": "a//b"} if failure == "wrong name" else {}
+    if failure == "offline":
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    elif failure == "refused":
+        local_hub.fails = lambda method, path: 403
+    raised = []
+    for library in LIBRARIES:
+        with pytest.raises(Exception) as found, clean_process():  # noqa: PT011 - which class it is, is the question
+            pushing_trainer(library, tmp_path, **fields)
+        raised.append(found.value)
+    theirs, ours = raised
+    assert isinstance(ours, HubError)
+    assert isinstance(ours, type(theirs))
+    assert getattr(ours, "response", None) is getattr(ours.__cause__, "response", None)

@@ -1,12 +1,17 @@
 """What both trainers refuse: an ``except`` of transformers' type also catches ours."""
 
 from importlib import metadata
+from typing import Any
 
 import pytest
+import transformers
+from torch.utils.data import IterableDataset
 
+import hf_compat
 from tests.support import helpers
 from tests.support.parity import Kit, run
 from tests.support.scenarios.common import plain
+from tests.support.trainers import new_trainer
 
 IS_OLD = metadata.version("transformers").startswith("4.")
 
@@ -37,6 +42,29 @@ def no_length_and_no_max_steps(kit: Kit) -> None:
     plain(kit, train_dataset=helpers.Stream(helpers.vector_rows(8)), fields={"max_steps": 0}).train()
 
 
+def evaluating_a_stream_that_was_read(kit: Kit) -> None:
+    class Once(IterableDataset):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            self.rows = iter(helpers.vector_rows(4))
+
+        def __iter__(self) -> Any:
+            return self.rows
+
+    trainer = plain(kit, eval_dataset=Once())
+    trainer.evaluate()
+    trainer.evaluate()
+
+
+def predicting_an_empty_stream(kit: Kit) -> None:
+    plain(kit).predict(helpers.Stream([]))
+
+
+def evaluating_nothing_that_rank_0_reads(kit: Kit) -> None:
+    plain(
+        kit, eval_dataset=helpers.ListDataset([]), fields={"accelerator_config": {"dispatch_batches": True}}
+    ).evaluate()
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
@@ -48,6 +76,9 @@ def no_length_and_no_max_steps(kit: Kit) -> None:
         ),
         pytest.param(no_batch_and_no_max_steps, ValueError),
         pytest.param(no_length_and_no_max_steps, ValueError),
+        pytest.param(evaluating_a_stream_that_was_read, ValueError),
+        pytest.param(predicting_an_empty_stream, ValueError),
+        pytest.param(evaluating_nothing_that_rank_0_reads, ValueError),
     ],
 )
 def test_refused_by_both(body, kind, tmp_path):
@@ -55,3 +86,14 @@ def test_refused_by_both(body, kind, tmp_path):
     for which in ("upstream", "ours"):
         with pytest.raises(kind):
             run(body, which, tmp_path / which)
+
+
+@pytest.mark.parametrize("dispatches", [False, None])
+def test_an_evaluation_of_nothing_that_neither_refuses(dispatches, tmp_path):
+    """Without a dispatcher, or where a keyword of Lightning's asks for no batch, there are metrics without a loss."""
+    config = {"accelerator_config": {"dispatch_batches": dispatches}}
+    empty = helpers.Stream([]) if dispatches is False else helpers.ListDataset([])
+    for library in (transformers, hf_compat):
+        assert "eval_loss" not in new_trainer(tmp_path, library=library, **config).evaluate(empty)
+    given = {"lightning": {"limit_val_batches": 0}}
+    assert "eval_loss" not in new_trainer(tmp_path, given=given).evaluate(helpers.Stream(helpers.vector_rows(4)))

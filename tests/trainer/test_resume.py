@@ -113,7 +113,7 @@ def test_auto_passes_over_an_incomplete_checkpoint(tmp_path, caplog):
     os.truncate(tmp_path / "checkpoint-3" / "optimizer.pt", 99)
     trainer = new_trainer(tmp_path)
     trainer.train(resume_from_checkpoint="auto")
-    assert str(trainer.training_run.point.folder) == str(tmp_path / "checkpoint-2")
+    assert str(trainer.training_run.checkpoint.folder) == str(tmp_path / "checkpoint-2")
     assert "checkpoint-3: `optimizer.pt` has 99 bytes, expected " in caplog.text
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.trainer.call import _call_callback_hooks
@@ -113,6 +114,24 @@ def may_stop(pl_trainer: pl.Trainer) -> bool:
 def without_minimum(pl_trainer: pl.Trainer) -> None:
     """Let ``pl_trainer`` stop before ``min_epochs`` and ``min_steps``, which its loops have as attributes."""
     pl_trainer.fit_loop.min_epochs = pl_trainer.fit_loop.epoch_loop.min_steps = None
+
+
+class AutogradModes:
+    """The modes of autograd in which a fit is called; Lightning sets its own ones for the time of the fit.
+
+    Contract: ``fit_loop.reset``, which is called before ``on_train_start`` and not again, enables gradients, and leaves
+    them enabled; ``_run_stage`` switches anomaly detection on or off for the time of its loop, by ``_detect_anomaly``.
+    """
+
+    def __init__(self) -> None:
+        self._gradients = torch.is_grad_enabled()
+        self._anomalies, self._nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+    def set(self) -> None:
+        """Set them again; anomaly detection stays on if it is."""
+        torch.set_grad_enabled(self._gradients)
+        if self._anomalies:
+            torch.autograd.set_detect_anomaly(True, check_nan=self._nan)
 
 
 def fast_forward(pl_trainer: pl.Trainer, epochs: int, windows: int, update_steps: int) -> None:

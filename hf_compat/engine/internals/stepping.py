@@ -12,8 +12,8 @@ import math
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import Any, Self
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -70,20 +70,23 @@ class TrainingLoop(_TrainingEpochLoop):
 
     Args:
         pl_trainer: The Lightning trainer, before it trains. The loop takes over limits and validation loop of its own.
-        module_class: The class whose ``training_step`` and ``transfer_batch_to_device`` are known here: where the
-            module has others, Lightning's own code calls them.
+        module_class: The class whose ``training_step``, which calls :meth:`train`, and ``transfer_batch_to_device`` are
+            known here: where the module has others, Lightning's own code calls them.
+        strategy_class: The class whose ``training_step``, which calls that of the module, is known here.
 
     Attributes:
         batches: The batches of the current epoch, none of them None; each is read when it is trained on.
+        steps: Counts the steps of the optimizer; ``steps.completed`` is Lightning's ``global_step``.
     """
 
-    def __init__(self, pl_trainer: pl.Trainer, module_class: type[pl.LightningModule]) -> None:
+    def __init__(self, pl_trainer: pl.Trainer, module_class: type[pl.LightningModule], strategy_class: type) -> None:
         before = pl_trainer.fit_loop.epoch_loop
         super().__init__(pl_trainer, before.min_steps, before.max_steps)
         self.__dict__["_batches_that_stepped"] = 0
         self.val_loop = before.val_loop
         pl_trainer.fit_loop.epoch_loop = self
-        self._module_class = module_class
+        self._module_class, self._strategy_class = module_class, strategy_class
+        self.steps = self.manual_optimization.optim_step_progress.total
         self.batches: Iterator[Any] = iter(())
         self._length: float = 0
 
@@ -98,7 +101,10 @@ class TrainingLoop(_TrainingEpochLoop):
         self.reset()
         self.on_run_start(data_fetcher)
         while not self.done:
-            with self.profile("[_TrainingEpochLoop].train_dataloader_next"):
+            if self.hooks.profiles:
+                with self.trainer.profiler.profile("[_TrainingEpochLoop].train_dataloader_next"):
+                    batch = next(self.batches, None)
+            else:
                 batch = next(self.batches, None)
             if batch is None:
                 return
@@ -132,12 +138,12 @@ class TrainingLoop(_TrainingEpochLoop):
         super().on_run_start(data_fetcher)
         trainer, module = self.trainer, self.trainer.lightning_module
         self.hooks, self.strategy, self._precision = Hooks(trainer), trainer.strategy, trainer.precision_plugin
-        self.profile = trainer.profiler.profile if self.hooks.profiles else _no_profile
         self.val_loop.restarting = False
         self._validates = trainer.enable_validation
         known = self._module_class
         self._transfers = self.hooks.profiles or not is_transfer_noop(trainer, known.transfer_batch_to_device)
-        self._steps_itself = type(module).training_step is not known.training_step
+        self._steps_itself = overrides(module, "training_step", known)
+        self._calls_strategy = self.hooks.profiles or overrides(trainer.strategy, "training_step", self._strategy_class)
         self._length = data_fetcher.length or math.inf
 
     @property
@@ -146,18 +152,13 @@ class TrainingLoop(_TrainingEpochLoop):
         progress, fit_loop = self.batch_progress, self.trainer.fit_loop
         if progress.is_last_batch or progress.current.ready == fit_loop.max_batches or self.trainer.should_stop:
             return super().done
-        return self.optimizer_steps >= self.max_steps != -1
+        return self.steps.completed >= self.max_steps != -1
 
     def teardown(self) -> None:
         """Drop the batches that are left, and that of an error."""
         super().teardown()
         self.batches = iter(())
         self._results.batch = None
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Steps of the optimizer so far, which is Lightning's ``global_step``."""
-        return self.manual_optimization.optim_step_progress.total.completed
 
     # ---- a batch ----
 
@@ -174,20 +175,26 @@ class TrainingLoop(_TrainingEpochLoop):
         begin_batch_of(connector, self._results, _Samples(batch))
         return batch, index
 
+    def train(self, batch: Any) -> Any:
+        """Train on ``batch``; return the outputs that callbacks get."""
+        raise NotImplementedError
+
     def call_training_step(self, batch: Any, index: int) -> Any:
-        """Call the module's ``training_step`` through the strategy; return the outputs that callbacks get."""
+        """Return what :meth:`train` returns, called by strategy and module where these do more than that."""
         trainer, attributes = self.trainer, self.hooks.attributes
         self.batch_progress.increment_started()
-        with self.profile("run_training_batch"):
-            if self._steps_itself:
+        if self._steps_itself:
+            with trainer.profiler.profile("run_training_batch"):
                 outputs: Any = self.manual_optimization.run(self._build_kwargs(OrderedDict(), batch, index))
-            elif self.hooks.profiles:
+        elif self._calls_strategy:
+            with trainer.profiler.profile("run_training_batch"):
                 _call_strategy_hook(trainer, "on_train_batch_start", batch, index)
                 outputs = _call_strategy_hook(trainer, "training_step", batch, index)
-            else:
-                attributes[_CURRENT] = "training_step"
-                outputs = self.strategy.training_step(batch, index)
-                attributes[_CURRENT] = None
+        else:
+            attributes[_CURRENT] = "training_step"
+            with self._precision.train_step_context():
+                outputs = self.train(batch)
+            attributes[_CURRENT] = None
         self.batch_progress.increment_processed()
         return outputs
 
@@ -218,7 +225,7 @@ class TrainingLoop(_TrainingEpochLoop):
             self.trainer._logger_connector.update_train_step_metrics()
         if self._validates:  # a module with a loader of its own
             self.on_advance_end(self.trainer.fit_loop._data_fetcher)
-        self.__dict__["_batches_that_stepped"] = self.optimizer_steps
+        self.__dict__["_batches_that_stepped"] = self.steps.completed
         if not self._validates:
             self._save_loggers_on_train_batch_end()
 
@@ -266,19 +273,12 @@ def end_batch_of(connector: _LoggerConnector, results: _ResultCollection) -> boo
 
     Contract: what was logged before the last reset stays in ``results``, with ``has_reset``, and is in no metrics.
     """
-    has_values = bool(results) and any(not metric.has_reset for metric in results.values())
-    if has_values:
-        connector.on_batch_end()
-    else:
-        results.batch = results.batch_size = None
-    return has_values
-
-
-_NOTHING = nullcontext()
-
-
-def _no_profile(name: str) -> nullcontext[None]:
-    return _NOTHING
+    for metric in results.values():
+        if not metric.has_reset:
+            connector.on_batch_end()
+            return True
+    results.batch = results.batch_size = None
+    return False
 
 
 class Hooks:
@@ -324,7 +324,9 @@ class Hooks:
             self._callbacks = list(trainer.callbacks)
             self._found.clear()
             self._silent.clear()
-        for callback in (self._found.get(name) or self._find(name))[0]:
+        if name not in self._found:
+            self._find(name)
+        for callback in self._found[name][0]:
             getattr(callback, name)(trainer, module, *given)
 
     def end(self, name: str, *given: Any) -> Any:
@@ -332,18 +334,19 @@ class Hooks:
         if self.profiles:
             result = _call_lightning_module_hook(self._trainer, name, *given)
         else:
-            own = (self._found.get(name) or self._find(name))[1]
+            if name not in self._found:
+                self._find(name)
+            own = self._found[name][1]
             result = None if own is None else own(*given)
         self.attributes[_CURRENT] = None
         return result
 
-    def _find(self, name: str) -> tuple[list[pl.Callback], Callable[..., Any] | None]:
+    def _find(self, name: str) -> None:
         callbacks = [one for one in self._callbacks if overrides(one, name, pl.Callback)]
         own = getattr(self._module, name) if overrides(self._module, name, pl.LightningModule) else None
         self._found[name] = callbacks, own
         if not callbacks and own is None:
             self._silent.add(name)
-        return self._found[name]
 
 
 def overrides(instance: Any, name: str, base: type) -> bool:
@@ -373,7 +376,7 @@ def is_transfer_noop(pl_trainer: pl.Trainer, noop_transfer: Callable[..., Any]) 
 # Lightning's evaluation loops, which call only hooks that are overridden and read a loader to its end.
 
 
-def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any]) -> None:
+def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any], strategy_class: type) -> None:
     """Let ``pl_trainer`` evaluate without calling hooks that are not overridden.
 
     Contract: ``fit_loop.epoch_loop.val_loop``, ``validate_loop`` and ``test_loop`` have their state in attributes;
@@ -384,12 +387,13 @@ def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any])
         pl_trainer: The Lightning trainer, before a fit or in its first ``setup``.
         noop_transfer: A ``transfer_batch_to_device`` that returns the batch as it is: with another one Lightning's own
             code runs.
+        strategy_class: The class whose steps call those of the module: others are called themselves.
     """
     for loop in (pl_trainer.fit_loop.epoch_loop.val_loop, pl_trainer.validate_loop, pl_trainer.test_loop):
         if type(loop) is _EvaluationLoop:
             lean: Any = loop
             lean.__class__ = _LeanEvaluationLoop
-            lean.noop_transfer = noop_transfer
+            lean.noop_transfer, lean.strategy_class = noop_transfer, strategy_class
     if type(pl_trainer._logger_connector) is _LoggerConnector:
         pl_trainer._logger_connector.__class__ = CountingFromOne
 
@@ -398,15 +402,19 @@ def step_alike(loop: Any, other: object) -> None:
     """Let ``loop``, which evaluates, call the hooks that ``other`` calls."""
     if isinstance(other, _LeanEvaluationLoop):
         loop.__class__ = _LeanEvaluationLoop
-        loop.noop_transfer = other.noop_transfer
+        loop.noop_transfer, loop.strategy_class = other.noop_transfer, other.strategy_class
 
 
 class _LeanEvaluationLoop(_EvaluationLoop):
     noop_transfer: Callable[..., Any]
+    strategy_class: type
     hooks: Hooks | None = None
     """None where Lightning's own code runs."""
     _names = ("", "", "")
     _takes_index = _counts = True
+    _context: Callable[[], AbstractContextManager[Any]]
+    _step: Callable[..., Any]
+    """Of the module, in a context of the precision plugin, unless the strategy does more than call that."""
     _convert: Callable[[Any], Any] | None = None
 
     def setup_data(self) -> None:
@@ -445,6 +453,11 @@ class _LeanEvaluationLoop(_EvaluationLoop):
             data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
             stage = "test" if trainer.testing else "validation"
             self._names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
+            self._context = plugin.test_step_context if trainer.testing else plugin.val_step_context
+            evaluates: Any = trainer.lightning_module
+            if overrides(trainer.strategy, self._names[1], self.strategy_class):
+                self._context, evaluates = nullcontext, trainer.strategy
+            self._step = getattr(evaluates, self._names[1])
             given = OrderedDict(batch=None, batch_idx=0)
             self._takes_index = len(self._build_step_args_from_hook_kwargs(given, self._names[1])) == len(given)
 
@@ -467,7 +480,8 @@ class _LeanEvaluationLoop(_EvaluationLoop):
         hooks.call(begins, batch, batch_idx)
         progress.increment_started()
         before, hooks.attributes[_CURRENT] = hooks.attributes[_CURRENT], steps
-        output = getattr(trainer.strategy, steps)(*((batch, batch_idx) if self._takes_index else (batch,)))
+        with self._context():
+            output = self._step(*((batch, batch_idx) if self._takes_index else (batch,)))
         hooks.attributes[_CURRENT] = before
         progress.increment_processed()
         hooks.call(ends, output, batch, batch_idx)
@@ -490,8 +504,8 @@ class _LeanEvaluationLoop(_EvaluationLoop):
 class _ToItsEnd(CombinedLoader):
     """A loader that is read to its end, or to a limit: its length, which callbacks are shown, is only a hint.
 
-    Contract: a loop sets ``limits`` by that length before it begins a pass; a fetcher neither stops nor reads a batch
-    ahead while it has fetched less than ``len``.
+    Contract: a fetcher reads from ``iter``, each batch with its index and that of the loader; it neither stops nor
+    reads a batch ahead while it has fetched less than ``len``.
 
     Args:
         loader: The loader.
@@ -506,9 +520,11 @@ class _ToItsEnd(CombinedLoader):
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __iter__(self) -> Self:
-        self.limits = [self._most]
-        return super().__iter__()
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # Lightning's returns itself
+        for index, batch in enumerate(self._loader):
+            yield batch, index, 0
+            if index + 1 == self._most:
+                return
 
     def is_last(self, index: int) -> bool:
         """Return whether the batch of this ``index``, which was read last, is the last."""

@@ -28,30 +28,6 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
 
-class _BatchContext:
-    """Sets ``ends_update`` of a strategy for one batch; entered once a batch, so without a generator."""
-
-    __slots__ = ("_before", "_ends_update", "_held", "_strategy")
-
-    def __init__(self, strategy: ModelStrategy, ends_update: bool, held: AbstractContextManager[object] | None) -> None:
-        self._strategy = strategy
-        self._ends_update = ends_update
-        self._held = held
-        self._before = True
-
-    def __enter__(self) -> None:
-        self._before, self._strategy.ends_update = self._strategy.ends_update, self._ends_update
-        if self._held is not None:
-            self._held.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        try:
-            if self._held is not None:
-                self._held.__exit__(*error)
-        finally:
-            self._strategy.ends_update = self._before
-
-
 @starts_no_processes
 class ModelStrategy(Strategy):
     """Base class of Lightning strategies that wrap the raw model, not the LightningModule around it.
@@ -71,7 +47,11 @@ class ModelStrategy(Strategy):
     engine: Any = None
     """DeepSpeed's engine, which contains model, optimizer and schedule; None without DeepSpeed."""
     ends_update: bool = True
-    """Whether the current backward pass is the last of its update step; set by :meth:`accumulating`."""
+    """Whether the current backward pass is the last of its update step; the loop sets it for each batch."""
+    step_was_skipped: bool = False
+    """Whether the last optimizer step was skipped, because of an infinite gradient."""
+    sequence_group: ProcessGroup | None = None
+    """The ranks that share sequences with this one in the current or last fit; None if none do."""
     gathers_weights = False
     """Whether every rank has to call ``full_state_dict`` to save the model."""
     copy_of_weights: Callable[[Any, HostBuffers], Any] = staticmethod(to_host)
@@ -177,26 +157,13 @@ class ModelStrategy(Strategy):
         """
         return torch.compile(wrapped, backend=backend, mode=mode)  # type: ignore[return-value]
 
-    def accumulating(
-        self, model: nn.Module, *, ends_update: bool, syncs: bool | None = None
-    ) -> AbstractContextManager[None]:
-        """Return the context for forward and backward pass of one batch of a window.
-
-        Args:
-            model: The wrapped model.
-            ends_update: Whether the backward pass is the last of its update step.
-            syncs: Whether it synchronises gradients over the ranks. Default: if it ends the update step.
-        """
-        exchanges = (ends_update if syncs is None else syncs) or self.syncs_each_batch
-        return _BatchContext(self, ends_update, None if exchanges else self.without_sync(model))
-
     def without_sync(self, model: nn.Module) -> AbstractContextManager[Any] | None:
         """Return a context in which backward passes of the wrapped ``model`` do not synchronise gradients.
 
         None if they never do.
         """
-        held: Any = getattr(model, "no_sync", nullcontext)
-        return held()  # type: ignore[no-any-return]
+        held: Any = getattr(model, "no_sync", None)
+        return None if held is None else held()
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; every rank calls it.
@@ -210,16 +177,6 @@ class ModelStrategy(Strategy):
             The total norm before clipping, over all ranks, ``()``.
         """
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the last optimizer step was skipped, because of an infinite gradient."""
-        return False
-
-    @property
-    def sequence_group(self) -> ProcessGroup | None:
-        """The ranks that share sequences with this one in the current or last fit; None if none do."""
-        return None
 
     # ---- evaluating ----
 
@@ -412,7 +369,7 @@ def device_keywords(process_layout: ProcessLayout, args: TrainingArguments, mode
     if launch.world_size == 1 and device.type != "cpu":
         devices = [device.index or 0]
     strategy: Any = _create(process_layout, device, args, model)
-    strategy.syncs_each_batch = syncs_each_batch(args)
+    strategy.syncs_each_batch = syncs_each_batch(args.accelerator_config)
     return {
         "accelerator": lightning_accelerator(device),
         "devices": devices,

@@ -216,10 +216,6 @@ def _none(request: StrategyRequest) -> list[str]:
     return []
 
 
-def _keeps_dtype(args: TrainingArguments) -> torch.dtype | None:
-    return None
-
-
 def _never(args: TrainingArguments) -> bool:
     return False
 
@@ -246,8 +242,8 @@ class StrategyTraits:
     """The number of parameters on a rank changes from batch to batch."""
     flat_shards: bool = False
     """Gradients are shards of flat parameters: the gradient scaler checks for infinite ones on all ranks."""
-    input_dtype: Callable[[TrainingArguments], torch.dtype | None] = _keeps_dtype
-    """Training arguments → dtype that floating-point inputs are cast to; None for no cast."""
+    input_dtype: Callable[[TrainingArguments], torch.dtype | None] | None = None
+    """Training arguments → dtype that floating-point inputs are cast to, None for no cast; None: the precision's."""
     groups_by_mesh: bool = False
     """The optimizer's parameter groups are divided by device mesh, since its kernels are for tensors of one."""
     shards_as_it_loads: Callable[[TrainingArguments], bool] = _never

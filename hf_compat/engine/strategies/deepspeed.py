@@ -50,8 +50,7 @@ from hf_compat.model_facts import is_peft_model
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.trainer.optimization import RunOptimization
-    from hf_compat.trainer.run import TrainingRun
+    from hf_compat.engine.module import Optimization, Run
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
     def setup_optimizers(self, pl_trainer: pl.Trainer) -> None:
         """Create the engine with the run's optimizer; pass engine, optimizer and schedule to the run."""
         module: Any = self.lightning_module
-        run: TrainingRun = module.run
+        run: Run = module.run
         logging.getLogger("DeepSpeed").setLevel(self._log_level)
         scheduler: LRScheduler | EngineScheduler | None = self._start(module.model, run.optimization)
         optimizer = EngineOptimizer(self.engine.optimizer)
@@ -135,7 +134,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         run.take_wrapper(self.engine)
         run.take_optimizers(optimizer, scheduler)
 
-    def _start(self, model: nn.Module, optimization: RunOptimization) -> LRScheduler | None:
+    def _start(self, model: nn.Module, optimization: Optimization) -> LRScheduler | None:
         """Create the engine for training; return the run's schedule, None if the engine has one.
 
         The run creates what the config does not contain. A schedule for the config's optimizer is created inside
@@ -177,7 +176,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         return wrapped
 
     @property
-    def step_was_skipped(self) -> bool:
+    def step_was_skipped(self) -> bool:  # type: ignore[override]  # it is not set elsewhere
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
         return bool(getattr(getattr(self.engine, "optimizer", None), "overflow", False))
 
@@ -200,7 +199,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         return norm.item() if isinstance(norm, Tensor) else norm
 
     @property
-    def sequence_group(self) -> ProcessGroup | None:
+    def sequence_group(self) -> ProcessGroup | None:  # type: ignore[override]
         """The ranks that share sequences with this one in the current or last fit; None if none do."""
         return None if self._ulysses is None else self._ulysses.group
 

@@ -146,7 +146,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""
         clipped = [parameter for parameter in parameters if parameter.grad is not None]
         grouped = _meshes(parameter.grad for parameter in clipped if parameter.grad is not None)
-        norms = [get_total_norm(gradients, norm_type) for gradients in grouped.values()]
+        norms = [get_total_norm(gradients, norm_type) for gradients in grouped.values() or ([],)]
         norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
         clip_grads_with_norm_(clipped, max_norm, norm, foreach=None if len(norms) == 1 else False)

@@ -359,3 +359,18 @@ def windows_without_batches(kit: Kit) -> None:
     kit.train(plain(kit, subclass=Leaves, fields=fields, train_dataset=_WithoutLength()))
     kit.train(plain(kit, subclass=Leaves, rows=13, fields={**fields, "max_steps": -1, "num_train_epochs": 2}))
     kit.keep("asked", asked)
+
+
+@scenario()
+def synchronisation_is_known_at_each_event(kit: Kit) -> None:
+    """``accelerator.sync_gradients``, by which callbacks tell the batch of an update step from others."""
+    told: list[tuple[str, bool]] = []
+
+    def note(event: str) -> Method:
+        return lambda self, *_, **given: told.append((event, trainer.accelerator.sync_gradients))
+
+    events = ("on_epoch_begin", "on_step_begin", "on_substep_end", "on_step_end", "on_epoch_end")
+    noting = type("Noting", (kit.TrainerCallback,), {event: note(event) for event in events})
+    trainer = plain(kit, fields=TWO_EPOCHS, callbacks=[noting()])
+    train(kit, trainer)
+    kit.keep("synchronises", told)
