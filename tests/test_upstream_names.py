@@ -69,7 +69,7 @@ def test_models_tokenizers_and_their_collators_are_transformers_own(name):
     assert getattr(hf_compat, name) is getattr(transformers, name)
 
 
-def run(script):
+def words_printed_by(script):
     """Return what ``script`` prints in a process of its own."""
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
 
@@ -82,7 +82,7 @@ import hf_compat
 from hf_compat import TrainingArguments, WEIGHTS_NAME
 print(hasattr(hf_compat, "no_such_name"), *sorted({"torch", "transformers", "lightning"} & set(sys.modules)))
 """
-    assert run(script) == ["False"]
+    assert words_printed_by(script) == ["False"]
 
 
 def test_without_transformers():
@@ -106,7 +106,7 @@ from hf_compat import TrainingArguments
 print(optimizer_class_and_kwargs(TrainingArguments("out", optim="adafactor"))[0].__module__)
 """
     ours = ["hf_compat.optim.adafactor", "hf_compat.optim.greedy"]
-    assert run(script) == [*ours, "True", "True", "True", "hf_compat.optim.adafactor"]
+    assert words_printed_by(script) == [*ours, "True", "True", "True", "hf_compat.optim.adafactor"]
 
 
 def test_optimizers_and_schedules_are_of_the_classes_that_people_test_for(tmp_path):

@@ -45,7 +45,7 @@ def alone(tmp_path_factory):
     """Return the folder of what one process without FSDP saw."""
     folder = tmp_path_factory.mktemp("alone")
     for name in fsdp1_script.ALONE:
-        fsdp1_script.run(name, folder)
+        fsdp1_script.write_scenario(name, folder)
     return folder
 
 
@@ -208,7 +208,7 @@ def test_accelerate_launch(tmp_path, alone):
 def test_checkpoints_for_one_process(together, tmp_path, monkeypatch, written):
     """One process without FSDP goes on from a checkpoint of FSDP, whole or in parts."""
     monkeypatch.setenv("CHECKPOINT", str(together / written / "output" / "checkpoint-3"))
-    fsdp1_script.run("resume_elsewhere", tmp_path)
+    fsdp1_script.write_scenario("resume_elsewhere", tmp_path)
     resumed, whole = seen(tmp_path, "resume_elsewhere"), seen(together, written)["whole"]
     check({**resumed, "logs": resumed["logs"][:-1]}, {**whole, "logs": whole["logs"][:-1]})
 

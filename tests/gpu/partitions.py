@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tests.scripts.deepspeed_scenarios import AUTO, TORCH_ADAM, config, resumed, split_and_trained, trained
-from tests.scripts.sequence_parallel_scenarios import trained as sequences_trained
+from tests.scripts.sequence_parallel_scenarios import train_sequences as sequences_trained
 from tests.support.deepspeed_tools import without_extension
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model

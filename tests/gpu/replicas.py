@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -11,18 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.gpu.overrides import overrides
+from tests.gpu.scenarios import CADENCE, Body, resuming, training
 from tests.support import helpers, scenarios
 from tests.support.parity import SCENARIOS, Kit
 from tests.support.scenarios.common import classifier, language_model, plain
 from tests.support.scenarios.generating import translator
-from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.updates import ACCUMULATION, train
-
-Body = Callable[[Kit], None]
-Fields = dict[str, Any]
-
-CADENCE: Fields = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
-"""Two epochs, each of which ends with an evaluation and a checkpoint."""
 
 
 def in_any_order(body: Body) -> Body:
@@ -44,17 +36,6 @@ def as_on_one_gpu(name: str) -> Body:
     """Return the scenario ``name`` of the other folders."""
     assert scenarios.__all__  # importing it has filled the table
     return SCENARIOS[name].body
-
-
-def training_replicas(**fields: Any) -> Body:
-    """Return a scenario that trains a language model with accumulation, evaluates, predicts and saves."""
-    return lambda kit: train(kit, language_model(kit, fields={**ACCUMULATION, **CADENCE, **fields}))
-
-
-def resuming_replicas(**fields: Any) -> Body:
-    """Return a scenario that goes on within an epoch."""
-    every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1, **fields}
-    return lambda kit: resume(kit, partial(language_model, fields=every), 2)
 
 
 def sizes(kit: Kit) -> None:
@@ -185,27 +166,27 @@ REPLICA_SCENARIOS: dict[str, Body] = {
     name: in_any_order(body)
     for name, body in {
         "replicated_sizes": sizes,
-        "replicated_plain": training_replicas(),
-        "replicated_without_averaging_over_devices": training_replicas(average_tokens_across_devices=False),
-        "replicated_label_smoothing": training_replicas(label_smoothing_factor=0.1),
-        "replicated_label_smoothing_without_averaging": training_replicas(
+        "replicated_plain": training(),
+        "replicated_without_averaging_over_devices": training(average_tokens_across_devices=False),
+        "replicated_label_smoothing": training(label_smoothing_factor=0.1),
+        "replicated_label_smoothing_without_averaging": training(
             label_smoothing_factor=0.1, average_tokens_across_devices=False
         ),
         "replicated_own_loss": own_loss(),
         "replicated_own_loss_without_averaging": own_loss(average_tokens_across_devices=False),
-        "replicated_bf16": training_replicas(bf16=True),
-        "replicated_fp16": training_replicas(fp16=True),
-        "replicated_compiled": training_replicas(torch_compile=True, torch_compile_backend="eager"),
-        "replicated_without_clipping": training_replicas(max_grad_norm=0.0),
-        "replicated_embedding_noise": training_replicas(neftune_noise_alpha=5.0),
+        "replicated_bf16": training(bf16=True),
+        "replicated_fp16": training(fp16=True),
+        "replicated_compiled": training(torch_compile=True, torch_compile_backend="eager"),
+        "replicated_without_clipping": training(max_grad_norm=0.0),
+        "replicated_embedding_noise": training(neftune_noise_alpha=5.0),
         "replicated_gradient_checkpointing": checkpointed,
-        "replicated_best_model": training_replicas(
+        "replicated_best_model": training(
             load_best_model_at_end=True, metric_for_best_model="loss", save_total_limit=1
         ),
-        "replicated_token_counts": training_replicas(include_num_input_tokens_seen="all"),
-        "replicated_workers": training_replicas(dataloader_num_workers=2, eval_accumulation_steps=1),
-        "replicated_resumed": resuming_replicas(),
-        "replicated_resumed_in_fp16": resuming_replicas(fp16=True),
+        "replicated_token_counts": training(include_num_input_tokens_seen="all"),
+        "replicated_workers": training(dataloader_num_workers=2, eval_accumulation_steps=1),
+        "replicated_resumed": resuming(step=2),
+        "replicated_resumed_in_fp16": resuming(step=2, fp16=True),
         "replicated_resumed_stream": as_on_one_gpu("resume_within_an_epoch_with_random_draws_in_the_collator"),
         "replicated_adapters": as_on_one_gpu("lora"),
         "replicated_new_models": as_on_one_gpu("model_init"),

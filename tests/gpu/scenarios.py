@@ -45,10 +45,10 @@ def training(*, epochs: int = 2, **fields: Any) -> Body:
     return body
 
 
-def resuming(**fields: Any) -> Body:
-    """Return a scenario that goes on within an epoch."""
+def resuming(*, step: int = 4, **fields: Any) -> Body:
+    """Return a scenario that goes on within an epoch, after ``step`` update steps."""
     every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1, **fields}
-    return lambda kit: resume(kit, partial(language_model, fields=every), 4)
+    return lambda kit: resume(kit, partial(language_model, fields=every), step)
 
 
 class Overflowing(helpers.PlainModel):

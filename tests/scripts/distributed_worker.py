@@ -28,7 +28,7 @@ assert deepspeed_scenarios.shared  # importing these has entered their scenarios
 assert drawn_scenarios.name_of
 assert memory_scenarios.shared
 assert sequence_parallel_scenarios.shared
-assert universal_scenarios.resumed
+assert universal_scenarios.go_on
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
 

@@ -85,7 +85,7 @@ def seen_of(trainer: Any) -> Seen:
     return {"logs": logs, "weights": weights, "called": trainer.seen}
 
 
-def trained(folder: Path, *given: Any, **fields: Any) -> Seen:
+def seen_of_a_run(folder: Path, *given: Any, **fields: Any) -> Seen:
     trainer = trainer_for(folder, *given, **fields)
     trainer.train()
     return seen_of(trainer)
@@ -119,41 +119,41 @@ def best_and_twice(folder: Path) -> Seen:
 
 
 def grad_op(folder: Path) -> Seen:
-    return trained(folder, "shard_grad_op", {"backward_prefetch": "backward_pre", "forward_prefetch": True})
+    return seen_of_a_run(folder, "shard_grad_op", {"backward_prefetch": "backward_pre", "forward_prefetch": True})
 
 
 def no_shard(folder: Path) -> Seen:
-    return trained(folder, "no_shard")
+    return seen_of_a_run(folder, "no_shard")
 
 
 def hybrid(folder: Path) -> Seen:
-    return trained(folder, "hybrid_shard")
+    return seen_of_a_run(folder, "hybrid_shard")
 
 
 def flat(folder: Path) -> Seen:
-    return trained(folder, "full_shard", {"use_orig_params": False}, weight_decay=0.0)
+    return seen_of_a_run(folder, "full_shard", {"use_orig_params": False}, weight_decay=0.0)
 
 
 def steady(folder: Path) -> Seen:
-    return trained(folder, save_strategy="steps", save_steps=3)
+    return seen_of_a_run(folder, save_strategy="steps", save_steps=3)
 
 
 def no_decay(folder: Path) -> Seen:
-    return trained(folder, weight_decay=0.0)
+    return seen_of_a_run(folder, weight_decay=0.0)
 
 
 def recomputed(folder: Path) -> Seen:
-    return trained(folder, "full_shard", {"activation_checkpointing": True})
+    return seen_of_a_run(folder, "full_shard", {"activation_checkpointing": True})
 
 
 def bf16(folder: Path) -> Seen:
-    return trained(folder, bf16=True)
+    return seen_of_a_run(folder, bf16=True)
 
 
 def _resumed(folder: Path, **config: Any) -> Seen:
     """An uninterrupted run, then one that goes on from its checkpoint in the middle of an epoch."""
     fields: Seen = {"save_strategy": "steps", "save_steps": 3}
-    whole = trained(folder, "full_shard", config, **fields)
+    whole = seen_of_a_run(folder, "full_shard", config, **fields)
     trainer = trainer_for(folder / "again", "full_shard", config, **fields)
     trainer.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-3"))
     return {"whole": whole, "resumed": seen_of(trainer)}
@@ -288,7 +288,7 @@ OTHERS = {body.__name__: body for body in (launched, resume_elsewhere)}
 """Started by themselves."""
 
 
-def run(name: str, folder: Path) -> None:
+def write_scenario(name: str, folder: Path) -> None:
     """Run scenario ``name`` and write what was seen."""
     run_scenario(name, folder, (ALONE | SEVERAL | OTHERS)[name])
 
@@ -296,5 +296,5 @@ def run(name: str, folder: Path) -> None:
 if __name__ == "__main__":
     set_up_process()
     for word in sys.argv[2:]:
-        run(word, Path(sys.argv[1]))
+        write_scenario(word, Path(sys.argv[1]))
     torch.distributed.destroy_process_group()  # with its threads running, a process may not end well

@@ -35,7 +35,7 @@ def dropping(seed: int = 0) -> Any:
     return helpers.gpt2(dropout=0.1)
 
 
-def resumed(folder: Path, fsdp: Seen) -> Seen:
+def stopped_and_resumed(folder: Path, fsdp: Seen) -> Seen:
     """A run, and one of a model with other weights that goes on from its first checkpoint."""
     trainer = trainer_for(folder / "whole", dropping(), fsdp, **SAVES)
     trainer.train()
@@ -80,15 +80,15 @@ def loaded_by_accelerate(trainer: Any, folder: Path, fsdp: Seen) -> Seen:
 
 
 def resumed_full(folder: Path) -> Seen:
-    return resumed(folder, FULL)
+    return stopped_and_resumed(folder, FULL)
 
 
 def resumed_sharded(folder: Path) -> Seen:
-    return resumed(folder, SHARDED)
+    return stopped_and_resumed(folder, SHARDED)
 
 
 def in_background(folder: Path, fsdp: Seen) -> Seen:
-    """The run of ``resumed``, whose saves are written while it trains on, and one that goes on from the first."""
+    """The run of ``stopped_and_resumed``, saved while it trains on, and one that goes on from the first save."""
     trainer = held(trainer_for(folder / "whole", dropping(), fsdp, **SAVES, save_async=True))
     gather, gathered = model_files.state_dict_to_save, list[Seen]()
     publish, is_shared = trainer.checkpoint_writer._publish, list[bool]()

@@ -86,7 +86,7 @@ def seen_of(trainer: Trainer) -> Seen:
     return {"logs": logs, "weights": trainer.accelerator.get_state_dict(trainer.model)}
 
 
-def trained(folder: Path, build: Callable[[], Any], **given: Any) -> Seen:
+def seen_of_a_run(folder: Path, build: Callable[[], Any], **given: Any) -> Seen:
     trainer = trainer_for(folder, build(), **given)
     trainer.train()
     return seen_of(trainer)
@@ -123,33 +123,37 @@ def gpt2_trained_twice(folder: Path) -> Seen:
 
 
 def plain_whole(folder: Path) -> Seen:
-    return trained(folder, plain, fsdp={"auto_wrap_policy": "NO_WRAP"}, max_grad_norm=0.0)
+    return seen_of_a_run(folder, plain, fsdp={"auto_wrap_policy": "NO_WRAP"}, max_grad_norm=0.0)
 
 
 def plain_by_size(folder: Path) -> Seen:
-    return trained(folder, plain, fsdp={"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 60}, max_grad_norm=0.0)
+    return seen_of_a_run(
+        folder, plain, fsdp={"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 60}, max_grad_norm=0.0
+    )
 
 
 def llama_offloaded(folder: Path) -> Seen:
     fields = {"include_num_input_tokens_seen": "non_padding", "eval_on_start": True}
-    return trained(folder, llama, fsdp={"cpu_offload": True}, **fields)
+    return seen_of_a_run(folder, llama, fsdp={"cpu_offload": True}, **fields)
 
 
 def batches_left_uneven(folder: Path) -> Seen:
     """As many batches on each process; the last of one process is a sample short, which is not filled up."""
-    return trained(folder, llama, accelerator_config={"even_batches": False}, count=27)
+    return seen_of_a_run(folder, llama, accelerator_config={"even_batches": False}, count=27)
 
 
 def gpt2_computed_again(folder: Path) -> Seen:
     calls: list[bool] = []
     model = gpt2()
     model.transformer.h[0].ln_1.register_forward_hook(lambda *_: calls.append(model.training))
-    seen = trained(folder, lambda: model, fsdp={"activation_checkpointing": True}, **SGD | {"num_train_epochs": 1})
+    seen = seen_of_a_run(
+        folder, lambda: model, fsdp={"activation_checkpointing": True}, **SGD | {"num_train_epochs": 1}
+    )
     return seen | {"passes": sum(calls)}
 
 
 def gpt2_one_epoch(folder: Path) -> Seen:
-    return trained(folder, gpt2, **SGD | {"num_train_epochs": 1})
+    return seen_of_a_run(folder, gpt2, **SGD | {"num_train_epochs": 1})
 
 
 def gpt2_with_dropout(folder: Path) -> Seen:
@@ -169,7 +173,7 @@ def gpt2_with_dropout(folder: Path) -> Seen:
 
 
 def llama_in_bf16(folder: Path) -> Seen:
-    return trained(folder, llama, bf16=True)
+    return seen_of_a_run(folder, llama, bf16=True)
 
 
 ONE_PROCESS = {

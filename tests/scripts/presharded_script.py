@@ -57,7 +57,7 @@ def seen_of(trainer: Trainer) -> Seen:
     return {"logs": logs, "weights": weights, "whole": whole, "flos": trainer.state.total_flos}
 
 
-def trained(folder: Path, sizes: Seen, build: Any = heads) -> Seen:
+def every_use(folder: Path, sizes: Seen, build: Any = heads) -> Seen:
     """Saved before, evaluated before, trained, predicted, saved."""
     trainer = trainer_for(folder, model_of(folder, sizes, build), sizes=sizes)
     trainer.save_model(str(folder / "before"))
@@ -77,7 +77,7 @@ class SavesItself(Trainer):
         self.model.save_pretrained(output_dir, state_dict=state_dict, is_main_process=self.args.should_save)
 
 
-def resumed(folder: Path, sizes: Seen, build: Any = heads, **fields: Any) -> Seen:
+def stopped_and_resumed(folder: Path, sizes: Seen, build: Any = heads, **fields: Any) -> Seen:
     """A run that stops after a checkpoint and goes on, beside one that does not stop."""
     every: Seen = {"save_strategy": "steps", "save_steps": 3, "weight_decay": 0.1, **fields}
     trainer = trainer_for(folder, model_of(folder, sizes, build), sizes=sizes, **every)
@@ -90,7 +90,7 @@ def resumed(folder: Path, sizes: Seen, build: Any = heads, **fields: Any) -> See
 
 
 def resumed_by_model_init(folder: Path) -> Seen:
-    """Both runs of ``resumed``, of models that ``model_init`` loads."""
+    """Both runs of ``stopped_and_resumed``, of models that ``model_init`` loads."""
     every: Seen = {"save_strategy": "steps", "save_steps": 3, "weight_decay": 0.1, "parallelism_config": TENSOR}
     trainer = trainer_for(folder, lambda: model_of(folder, TENSOR), sizes=TENSOR, **every)
     trainer.train()
@@ -107,7 +107,7 @@ def saved_by_an_override(folder: Path) -> Seen:
 
 
 def in_background(folder: Path) -> Seen:
-    """The whole run of ``resumed``, whose saves are written while it trains on."""
+    """The whole run of ``stopped_and_resumed``, whose saves are written while it trains on."""
     fields: Seen = {"save_strategy": "steps", "save_steps": 3, "weight_decay": 0.1, "save_async": True}
     trainer = held(trainer_for(folder, model_of(folder, TENSOR), sizes=TENSOR, **fields))
     trainer.train()
@@ -142,26 +142,26 @@ EXPERTS: Seen = {"fsdp_size": 2, "ep_size": 2}
 TENSOR: Seen = {"tp_size": 2}
 BOTH: Seen = {"tp_size": 2, "fsdp_size": 2}
 ONE_PROCESS = {
-    "tensor": lambda folder: trained(folder, TENSOR),
-    "shards": lambda folder: trained(folder, FSDP),
-    "experts": lambda folder: trained(folder, EXPERTS, mixtral),
+    "tensor": lambda folder: every_use(folder, TENSOR),
+    "shards": lambda folder: every_use(folder, FSDP),
+    "experts": lambda folder: every_use(folder, EXPERTS, mixtral),
     "adapters": adapters,
 }
 """Run by a single process too."""
 SEVERAL = ONE_PROCESS | {
-    "resumed": lambda folder: resumed(folder, TENSOR),
-    "resumed_shards": lambda folder: resumed(
+    "resumed": lambda folder: stopped_and_resumed(folder, TENSOR),
+    "resumed_shards": lambda folder: stopped_and_resumed(
         folder, FSDP, load_best_model_at_end=True, eval_strategy="steps", eval_steps=3
     ),
-    "resumed_experts": lambda folder: resumed(folder, EXPERTS, mixtral),
+    "resumed_experts": lambda folder: stopped_and_resumed(folder, EXPERTS, mixtral),
     "resumed_by_model_init": resumed_by_model_init,
     "experts_that_cannot_be_shared": experts_that_cannot_be_shared,
     "in_background": in_background,
     "saved_by_an_override": saved_by_an_override,
 }
 FOUR = {
-    "resumed_both": lambda folder: resumed(folder, BOTH),
-    "resumed_replicas": lambda folder: resumed(folder, {"dp_replicate_size": 2, "fsdp_size": 2}),
+    "resumed_both": lambda folder: stopped_and_resumed(folder, BOTH),
+    "resumed_replicas": lambda folder: stopped_and_resumed(folder, {"dp_replicate_size": 2, "fsdp_size": 2}),
 }
 
 

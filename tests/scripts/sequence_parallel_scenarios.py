@@ -122,7 +122,7 @@ def language_model(
     return kit.trainer(subclass, model=kit.model(llama, **(model or {})), args=kit.args(**fields), **data)
 
 
-def trained(kit: Kit, stage: int, **given: Any) -> Any:
+def train_sequences(kit: Kit, stage: int, **given: Any) -> Any:
     """Train and evaluate; keep weights and sizes."""
     trainer = language_model(kit, stage, **given)
     kit.train(trainer)
@@ -141,55 +141,55 @@ CADENCE = {"eval_strategy": "steps", "eval_steps": 2, "include_num_input_tokens_
 @shared
 def sequences_under_zero_1(kit: Kit) -> None:
     """The ranks' chunks have whole rows without a scored label, as each batch is one row."""
-    trained(kit, 1, per_device_train_batch_size=1, max_steps=6, **CADENCE)
+    train_sequences(kit, 1, per_device_train_batch_size=1, max_steps=6, **CADENCE)
 
 
 @shared
 def sequences_under_zero_2(kit: Kit) -> None:
-    trained(kit, 2, **ACCUMULATING, save_strategy="steps", save_steps=2)
+    train_sequences(kit, 2, **ACCUMULATING, save_strategy="steps", save_steps=2)
 
 
 @shared
 def sequences_under_zero_3(kit: Kit) -> None:
-    trained(kit, 3, **ACCUMULATING, **CADENCE, save_strategy="steps", save_steps=2)
+    train_sequences(kit, 3, **ACCUMULATING, **CADENCE, save_strategy="steps", save_steps=2)
 
 
 @shared
 def sequences_under_zero_1_accumulated(kit: Kit) -> None:
-    trained(kit, 1, **ACCUMULATING, **CADENCE)
+    train_sequences(kit, 1, **ACCUMULATING, **CADENCE)
 
 
 @shared
 def sequences_in_bf16(kit: Kit) -> None:
-    trained(kit, 2, max_steps=3, bf16=True)
+    train_sequences(kit, 2, max_steps=3, bf16=True)
 
 
 @shared
 def padded_sequences(kit: Kit) -> None:
     """Their masks are not used."""
-    trained(kit, 2, change=padded, max_steps=4, include_num_input_tokens_seen="non_padding")
+    train_sequences(kit, 2, change=padded, max_steps=4, include_num_input_tokens_seen="non_padding")
 
 
 @shared
 def packed_sequences(kit: Kit) -> None:
-    trained(kit, 1, change=packed, max_steps=4)
+    train_sequences(kit, 1, change=packed, max_steps=4)
 
 
 @shared
 def sequences_with_one_key_head(kit: Kit) -> None:
     """Each rank has a copy of it."""
-    trained(kit, 1, model={"num_attention_heads": 4, "num_key_value_heads": 1}, max_steps=3)
+    train_sequences(kit, 1, model={"num_attention_heads": 4, "num_key_value_heads": 1}, max_steps=3)
 
 
 @shared
 def sequences_of_a_stream(kit: Kit) -> None:
     """The main process reads for all."""
-    trained(kit, 1, streams=True, max_steps=7)
+    train_sequences(kit, 1, streams=True, max_steps=7)
 
 
 @shared
 def sequences_with_workers(kit: Kit) -> None:
-    trained(kit, 2, dataloader_num_workers=1, max_steps=4, dataloader_drop_last=True, rows=19)
+    train_sequences(kit, 2, dataloader_num_workers=1, max_steps=4, dataloader_drop_last=True, rows=19)
 
 
 @shared
@@ -203,7 +203,7 @@ def sequences_and_another_loss(kit: Kit) -> None:
             kit.keep("loss of the chunk", [outputs.loss, outputs.logits])
             return (2 * loss, outputs) if return_outputs else 2 * loss
 
-    trained(kit, 2, subclass=Doubles, gradient_accumulation_steps=2, max_steps=3)
+    train_sequences(kit, 2, subclass=Doubles, gradient_accumulation_steps=2, max_steps=3)
 
 
 @contextlib.contextmanager
@@ -225,7 +225,7 @@ def scattering_in_groups() -> Iterator[None]:
 def sequences_of_four_processes(kit: Kit) -> None:
     """Two groups of two ranks, which train on different batches."""
     with scattering_in_groups() if kit.which == "upstream" else contextlib.nullcontext():
-        trained(kit, 2, **ACCUMULATING, sizes={"dp_replicate_size": 2}, rows=40, save_strategy="epoch")
+        train_sequences(kit, 2, **ACCUMULATING, sizes={"dp_replicate_size": 2}, rows=40, save_strategy="epoch")
 
 
 def _resumed(kit: Kit, stage: int, step: int, **fields: Any) -> None:

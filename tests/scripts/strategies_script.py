@@ -26,7 +26,7 @@ class WithUnused(PlainModel):
         self.unused = nn.Parameter(torch.ones(2))
 
 
-def trained(folder, model, **keywords):
+def train_with(folder, model, **keywords):
     """Return the Trainer after a training of four update steps."""
     args = TrainingArguments(
         str(folder),
@@ -73,13 +73,13 @@ def instances(folder):
 
         return wrapping
 
-    views = trained(folder, PlainModel(dropout=0.0), strategy=DDPStrategy(gradient_as_bucket_view=True))
-    static = trained(folder, PlainModel(dropout=0.0), strategy=DDPStrategy(static_graph=True))
+    views = train_with(folder, PlainModel(dropout=0.0), strategy=DDPStrategy(gradient_as_bucket_view=True))
+    static = train_with(folder, PlainModel(dropout=0.0), strategy=DDPStrategy(static_graph=True))
     hooks = DDPStrategy(ddp_comm_state=counted, ddp_comm_hook=counting_hook, ddp_comm_wrapper=wrapper)
-    trained(folder, PlainModel(dropout=0.0), strategy=hooks)
+    train_with(folder, PlainModel(dropout=0.0), strategy=hooks)
     local = PostLocalSGDState(process_group=None, subgroup=torch.distributed.new_subgroups(1)[0], start_localSGD_iter=1)
     averaged = DDPStrategy(ddp_comm_state=local, ddp_comm_hook=post_localSGD_hook, model_averaging_period=2)
-    trained(folder, PlainModel(dropout=0.0), strategy=averaged, callbacks=[apart])
+    train_with(folder, PlainModel(dropout=0.0), strategy=averaged, callbacks=[apart])
     return {
         "views": views.model_wrapped.gradient_as_bucket_view,
         "static": static.model_wrapped.static_graph,
@@ -100,7 +100,7 @@ REFUSED_BY_TORCH = (
 def refusal(folder, strategy):
     """Return the error of a training under ``strategy``."""
     try:
-        trained(folder, PlainModel(), strategy=strategy)
+        train_with(folder, PlainModel(), strategy=strategy)
     except TrainerSetupError as error:
         return str(error)
 
@@ -110,7 +110,7 @@ def by_names(folder, names):
     told = {}
     for name in names:
         try:
-            trainer = trained(folder, WithUnused(), strategy=name, devices=2)
+            trainer = train_with(folder, WithUnused(), strategy=name, devices=2)
         except RuntimeError as error:
             told[name] = "find_unused_parameters=True" in str(error)
         else:

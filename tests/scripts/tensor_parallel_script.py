@@ -128,7 +128,7 @@ def seen_of(trainer: Trainer) -> Seen:
     return seen | {"flos": trainer.state.total_flos, "whole": equal, "split": split}
 
 
-def trained(folder: Path, model: Any, **given: Any) -> Seen:
+def seen_of_a_run(folder: Path, model: Any, **given: Any) -> Seen:
     trainer = trainer_for(folder, model, **given)
     trainer.train()
     return seen_of(trainer)
@@ -156,20 +156,20 @@ def everything(folder: Path) -> Seen:
 
 
 def norms_of_heads(folder: Path) -> Seen:
-    return trained(folder, qwen3())
+    return seen_of_a_run(folder, qwen3())
 
 
 def in_bf16(folder: Path) -> Seen:
-    return trained(folder, llama(), bf16=True)
+    return seen_of_a_run(folder, llama(), bf16=True)
 
 
 def own_plan(folder: Path) -> Seen:
     """Lightning's own strategy asks for it."""
     strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
-    return trained(folder, Plain(), keywords={"strategy": strategy}, include_num_input_tokens_seen="no")
+    return seen_of_a_run(folder, Plain(), keywords={"strategy": strategy}, include_num_input_tokens_seen="no")
 
 
-def resumed(folder: Path) -> Seen:
+def stopped_and_resumed(folder: Path) -> Seen:
     """A run that stops after a checkpoint and goes on, beside one that does not stop."""
     fields: Seen = {"save_strategy": "steps", "save_steps": 3}
     trainer = trainer_for(folder, llama(attention_dropout=0.1), **fields)
@@ -181,7 +181,7 @@ def resumed(folder: Path) -> Seen:
 
 
 def in_background(folder: Path) -> Seen:
-    """The whole run of ``resumed``, whose saves are written while it trains on."""
+    """The whole run of ``stopped_and_resumed``, whose saves are written while it trains on."""
     fields: Seen = {"save_strategy": "steps", "save_steps": 3, "save_async": True}
     trainer = held(trainer_for(folder, llama(attention_dropout=0.1), **fields))
     trainer.train()
@@ -192,7 +192,7 @@ ONE_PROCESS = {"everything": everything, "norms_of_heads": norms_of_heads, "own_
 """Run without tensor parallelism too."""
 BF16 = {"in_bf16": in_bf16}
 """So is this, with other numbers."""
-SEVERAL = ONE_PROCESS | BF16 | {"resumed": resumed, "in_background": in_background}
+SEVERAL = ONE_PROCESS | BF16 | {"resumed": stopped_and_resumed, "in_background": in_background}
 
 
 if __name__ == "__main__":

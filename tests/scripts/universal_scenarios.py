@@ -64,7 +64,7 @@ def begun(kit: Kit, name: str) -> None:
     kit.keep("full weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
 
 
-def resumed(kit: Kit, name: str) -> None:
+def go_on(kit: Kit, name: str) -> None:
     """Go on from what the test has made of the checkpoint."""
     checkpoint = kit.folder.parent.parent / f"begun_{name}" / "checkpoint"
     torch.manual_seed(1)  # other weights, which the checkpoint replaces
@@ -126,4 +126,4 @@ def convert(checkpoint: Path, *, stage: int) -> None:
 
 
 BODIES.update({f"begun_{name}": partial(begun, name=name) for name in SETTINGS})
-BODIES.update({f"resumed_{name}": partial(resumed, name=name) for name in SETTINGS})
+BODIES.update({f"resumed_{name}": partial(go_on, name=name) for name in SETTINGS})

@@ -77,7 +77,7 @@ def _checkpointed() -> Any:
     return model
 
 
-def train(trainer: Any, **given: Any) -> None:
+def trains(trainer: Any, **given: Any) -> None:
     """Train."""
     trainer.train(**given)
 
@@ -133,44 +133,46 @@ SITUATIONS: dict[str, Situation] = {
     "made": Situation(lambda trainer: None),
     "evaluated": Situation(lambda trainer: trainer.evaluate()),
     "predicted": Situation(lambda trainer: trainer.predict(trainer.eval_dataset)),
-    "trained": Situation(train),
-    "trained, evaluated, saved": Situation(train, SAVING | {"load_best_model_at_end": True}),
-    "trained, then evaluated": Situation(lambda trainer: (train(trainer), trainer.evaluate())),
-    "trained twice": Situation(lambda trainer: (train(trainer), train(trainer))),
+    "trained": Situation(trains),
+    "trained, evaluated, saved": Situation(trains, SAVING | {"load_best_model_at_end": True}),
+    "trained, then evaluated": Situation(lambda trainer: (trains(trainer), trainer.evaluate())),
+    "trained twice": Situation(lambda trainer: (trains(trainer), trains(trainer))),
     "resumed": Situation(resume, {"save_strategy": "steps", "save_steps": 1}),
     "searched": Situation(search, given={"model_init": lambda: PlainModel()}),
-    "model_init": Situation(train, given={"model_init": lambda: PlainModel()}),
-    "callback": Situation(train, SAVING, lambda library: type("Own", (library.TrainerCallback,), {})()),
-    "workers": Situation(train, {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}),
-    "auto_find_batch_size": Situation(train, {"auto_find_batch_size": True}),
+    "model_init": Situation(trains, given={"model_init": lambda: PlainModel()}),
+    "callback": Situation(trains, SAVING, lambda library: type("Own", (library.TrainerCallback,), {})()),
+    "workers": Situation(trains, {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}),
+    "auto_find_batch_size": Situation(trains, {"auto_find_batch_size": True}),
     "accelerator": Situation(train_by_accelerator, {"gradient_accumulation_steps": 2}),
     "gradient checkpointing, NEFTune": Situation(
-        train, {"neftune_noise_alpha": 5.0}, model=_checkpointed, rows=token_rows
+        trains, {"neftune_noise_alpha": 5.0}, model=_checkpointed, rows=token_rows
     ),
-    "bf16": Situation(train, {"bf16": True}),
-    "memory metrics": Situation(train, {"skip_memory_metrics": False}),
+    "bf16": Situation(trains, {"bf16": True}),
+    "memory metrics": Situation(trains, {"skip_memory_metrics": False}),
     "batch_eval_metrics": Situation(
         lambda trainer: trainer.evaluate(),
         {"batch_eval_metrics": True},
         given={"compute_metrics": lambda found, compute_result: {"count": 1.0}},
     ),
-    "Seq2SeqTrainer": Situation(lambda trainer: (train(trainer), trainer.evaluate()), kind="Seq2SeqTrainer"),
-    "failed in a callback": Situation(failed(train), callback=_at("on_step_end", ValueError)),
-    "failed at its end": Situation(failed(train), callback=_at("on_train_end", ValueError)),
-    "failed in the data": Situation(failed(train), {"max_steps": 4}, data=_Failing),
-    "failed in workers": Situation(failed(train), {"max_steps": 4, "dataloader_num_workers": 1}, data=_Failing),
-    "failed in an evaluation": Situation(failed(train), SAVING, given={"compute_metrics": partial(_raise, ValueError)}),
+    "Seq2SeqTrainer": Situation(lambda trainer: (trains(trainer), trainer.evaluate()), kind="Seq2SeqTrainer"),
+    "failed in a callback": Situation(failed(trains), callback=_at("on_step_end", ValueError)),
+    "failed at its end": Situation(failed(trains), callback=_at("on_train_end", ValueError)),
+    "failed in the data": Situation(failed(trains), {"max_steps": 4}, data=_Failing),
+    "failed in workers": Situation(failed(trains), {"max_steps": 4, "dataloader_num_workers": 1}, data=_Failing),
+    "failed in an evaluation": Situation(
+        failed(trains), SAVING, given={"compute_metrics": partial(_raise, ValueError)}
+    ),
     "failed to evaluate": Situation(
         failed(lambda trainer: trainer.evaluate()), given={"compute_metrics": partial(_raise, ValueError)}
     ),
     "failed to read for an evaluation": Situation(failed(lambda trainer: trainer.evaluate()), data=_Failing),
-    "interrupted": Situation(failed(train, KeyboardInterrupt), callback=_at("on_step_end", KeyboardInterrupt)),
+    "interrupted": Situation(failed(trains, KeyboardInterrupt), callback=_at("on_step_end", KeyboardInterrupt)),
     "interrupted in an evaluation": Situation(
         failed(lambda trainer: trainer.evaluate(), KeyboardInterrupt),
         callback=_at("on_prediction_step", KeyboardInterrupt),
     ),
     "failed, then trained": Situation(
-        lambda trainer: (failed(lambda one: one.train(resume_from_checkpoint=True))(trainer), train(trainer))
+        lambda trainer: (failed(lambda one: one.train(resume_from_checkpoint=True))(trainer), trains(trainer))
     ),
 }
 """What both libraries can do."""

@@ -19,7 +19,7 @@ import hf_compat
 from hf_compat import Seq2SeqTrainer, Trainer, to_lightning
 from hf_compat.errors import CallbackError
 from tests.support import trainers
-from tests.support.freeing import SAVING, SITUATIONS, KeepsAll, Situation, failed, held_after, train, without_collector
+from tests.support.freeing import SAVING, SITUATIONS, KeepsAll, Situation, failed, held_after, trains, without_collector
 from tests.support.helpers import ListDataset, vector_rows
 from tests.support.paths import FACTS_FOLDER
 
@@ -135,21 +135,21 @@ CIRCLES_OF_OTHERS = {
 
 LOGGED = {"lightning": {"logger": CSVLogger("unused", version=0)}}
 OWN: dict[str, Situation] = {
-    "saved in the background": Situation(train, SAVING | {"save_async": True}),
+    "saved in the background": Situation(trains, SAVING | {"save_async": True}),
     "torchmetrics": Situation(
-        lambda trainer: (train(trainer), trainer.predict(trainer.eval_dataset)),
+        lambda trainer: (trains(trainer), trainer.predict(trainer.eval_dataset)),
         SAVING,
         given={"compute_metrics": MulticlassAccuracy(3)},
     ),
-    "profiler": Situation(train, given={"lightning": {"profiler": "simple"}}),
-    "sanity check": Situation(train, SAVING, given={"lightning": {"num_sanity_val_steps": 1}}),
-    "reloading": Situation(train, {"max_steps": 5}, given={"lightning": {"reload_dataloaders_every_n_epochs": 1}}),
-    "Lightning callback": Situation(train, SAVING, lambda _: KeepsAll()),
-    "Lightning callback fails": Situation(failed(train), callback=lambda _: KeepsAll(fails=True)),
-    "early stopping": Situation(train, SAVING, lambda _: pl.callbacks.EarlyStopping("eval_loss")),
-    "progress bar": Situation(train, SAVING, lambda _: pl.callbacks.TQDMProgressBar()),
-    "rich progress bar": Situation(train, SAVING, lambda _: pl.callbacks.RichProgressBar()),
-    "rate monitor": Situation(train, SAVING, lambda _: pl.callbacks.LearningRateMonitor(), given=LOGGED),
+    "profiler": Situation(trains, given={"lightning": {"profiler": "simple"}}),
+    "sanity check": Situation(trains, SAVING, given={"lightning": {"num_sanity_val_steps": 1}}),
+    "reloading": Situation(trains, {"max_steps": 5}, given={"lightning": {"reload_dataloaders_every_n_epochs": 1}}),
+    "Lightning callback": Situation(trains, SAVING, lambda _: KeepsAll()),
+    "Lightning callback fails": Situation(failed(trains), callback=lambda _: KeepsAll(fails=True)),
+    "early stopping": Situation(trains, SAVING, lambda _: pl.callbacks.EarlyStopping("eval_loss")),
+    "progress bar": Situation(trains, SAVING, lambda _: pl.callbacks.TQDMProgressBar()),
+    "rich progress bar": Situation(trains, SAVING, lambda _: pl.callbacks.RichProgressBar()),
+    "rate monitor": Situation(trains, SAVING, lambda _: pl.callbacks.LearningRateMonitor(), given=LOGGED),
 }
 
 

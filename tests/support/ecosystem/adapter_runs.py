@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.support.ecosystem.pieces import EVALUATED, encoder, output, run, texts, tokenizer_of
+from tests.support.ecosystem.pieces import EVALUATED, encoder, library_run, output, texts, tokenizer_of
 
 
 def labelled(rows: int, folder: Path) -> Any:
@@ -17,7 +17,7 @@ def labelled(rows: int, folder: Path) -> Any:
     return found.map(lambda row: words(row["text"]), remove_columns=["text"])
 
 
-@run
+@library_run
 def lora(folder: Path) -> Any:
     """The name that ``install`` replaces, without a subclass."""
     from peft import LoraConfig, get_peft_model
@@ -51,7 +51,7 @@ def adapter_trainer(folder: Path, model: Any) -> Any:
     return AdapterTrainer(model=model, args=args, train_dataset=rows, eval_dataset=others)
 
 
-@run
+@library_run
 def adapter(folder: Path) -> Any:
     """A checkpoint holds the adapter and the head alone, which the library's Trainer writes and loads itself."""
     model = with_adapters(folder, "one")
@@ -59,7 +59,7 @@ def adapter(folder: Path) -> Any:
     return adapter_trainer(folder, model)
 
 
-@run
+@library_run
 def adapter_fusion(folder: Path) -> Any:
     """A callback of the library's adds to gradients after an update step, which the next one uses."""
     from adapters.composition import Fuse

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.support.ecosystem.pieces import EVALUATED, encoder, output, run, sentence, tokenizer_of
+from tests.support.ecosystem.pieces import EVALUATED, encoder, library_run, output, sentence, tokenizer_of
 
 
 def tagged(rows: int) -> list[dict[str, Any]]:
@@ -18,7 +18,7 @@ def tagged(rows: int) -> list[dict[str, Any]]:
     ]
 
 
-@run
+@library_run
 def gliner(folder: Path) -> Any:
     """The library makes its optimizer and its loader, and loads checkpoints of its own form."""
     from gliner import GLiNER, GLiNERConfig

@@ -39,7 +39,7 @@ RUNS: dict[str, Callable[[Path], Any]] = {}
 """Each run by its name: a function of where models and output go that returns the library's Trainer before training."""
 
 
-def run(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
+def library_run(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
     """Enter ``function`` into ``RUNS``."""
     RUNS[function.__name__] = function
     return function

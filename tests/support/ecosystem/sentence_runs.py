@@ -10,10 +10,10 @@ from tests.support.ecosystem.pieces import (
     DEVICE,
     EVALUATED,
     encoder,
+    library_run,
     masked_words,
     one_score,
     output,
-    run,
     sentence,
     texts,
 )
@@ -25,7 +25,7 @@ def sentence_transformer(folder: Path) -> Any:
     return SentenceTransformer(encoder(folder), device=DEVICE)  # of its tokens' mean
 
 
-@run
+@library_run
 def sentences_with_an_evaluator(folder: Path) -> Any:
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.evaluation import EmbeddingSimilarityEvaluator
@@ -38,7 +38,7 @@ def sentences_with_an_evaluator(folder: Path) -> Any:
     return SentenceTransformerTrainer(model, args, rows, loss=CosineSimilarityLoss(model), evaluator=judged)
 
 
-@run
+@library_run
 def sentences_without_duplicates(folder: Path) -> Any:
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.losses import MultipleNegativesRankingLoss
@@ -51,7 +51,7 @@ def sentences_without_duplicates(folder: Path) -> Any:
     return SentenceTransformerTrainer(model, args, rows, rows.select(range(4)), MultipleNegativesRankingLoss(model))
 
 
-@run
+@library_run
 def sentences_by_label(folder: Path) -> Any:
     """Several evaluators, one after the other, choose the best checkpoint."""
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -85,7 +85,7 @@ def sentences_by_label(folder: Path) -> Any:
     return SentenceTransformerTrainer(model, args, rows, loss=loss, evaluator=SequentialEvaluator(evaluators))
 
 
-@run
+@library_run
 def sentences_of_two_data_sets(folder: Path) -> Any:
     """Each data set has a loss of its own; their batches take turns, and hashes find the duplicates."""
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -106,7 +106,7 @@ def sentences_of_two_data_sets(folder: Path) -> Any:
     return SentenceTransformerTrainer(model, args, {"scored": scored, "pairs": pairs}, others, losses)
 
 
-@run
+@library_run
 def cross_encoder(folder: Path) -> Any:
     from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
@@ -125,7 +125,7 @@ def cross_encoder(folder: Path) -> Any:
     return CrossEncoderTrainer(model, args, rows, rows.select(range(3)), loss, evaluator=evaluator)
 
 
-@run
+@library_run
 def sparse_encoder(folder: Path) -> Any:
     """The weight of its regularizer grows with the update steps, by a callback of the loss's."""
     from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
@@ -144,7 +144,7 @@ def sparse_encoder(folder: Path) -> Any:
     return SparseEncoderTrainer(model, args, rows, rows.select(range(3)), loss, evaluator=evaluator)
 
 
-@run
+@library_run
 def multi_vector_encoder(folder: Path) -> Any:
     from sentence_transformers import (
         MultiVectorEncoder,
@@ -160,7 +160,7 @@ def multi_vector_encoder(folder: Path) -> Any:
     return MultiVectorEncoderTrainer(model, args, rows, rows.select(range(3)), loss)
 
 
-@run
+@library_run
 def setfit(folder: Path) -> Any:
     """Its Trainer drives that of sentence-transformers, and then fits the head of scikit-learn's."""
     from setfit import SetFitModel, Trainer, TrainingArguments
@@ -182,7 +182,7 @@ def _right(guesses: Any, labels: list[int]) -> dict[str, int]:
     return {"right": sum(int(guess) == label for guess, label in zip(guesses, labels, strict=True))}
 
 
-@run
+@library_run
 def pylate(folder: Path) -> Any:
     from pylate import evaluation, losses, models, utils
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments

@@ -13,9 +13,9 @@ from tests.support.ecosystem.pieces import (
     ON_GPUS,
     dataset,
     language_model,
+    library_run,
     output,
     preferences,
-    run,
     sentence,
     texts,
     tokenizer_of,
@@ -45,7 +45,7 @@ def loaded(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(language_model(folder), dtype=torch.float32)
 
 
-@run
+@library_run
 def sft(folder: Path) -> Any:
     from trl import SFTConfig, SFTTrainer
 
@@ -54,7 +54,7 @@ def sft(folder: Path) -> Any:
     return SFTTrainer(language_model(folder), args, train_dataset=rows, eval_dataset=texts(3, "text"))
 
 
-@run
+@library_run
 def sft_with_lora(folder: Path) -> Any:
     """Of the adapter's weights alone is there a checkpoint."""
     from peft import LoraConfig
@@ -66,7 +66,7 @@ def sft_with_lora(folder: Path) -> Any:
     return SFTTrainer(language_model(folder), args, train_dataset=rows, eval_dataset=others, peft_config=lora)
 
 
-@run
+@library_run
 def dpo(folder: Path) -> Any:
     from trl import DPOConfig, DPOTrainer
 
@@ -74,7 +74,7 @@ def dpo(folder: Path) -> Any:
     return DPOTrainer(language_model(folder), args=args, train_dataset=preferences(12), eval_dataset=preferences(3))
 
 
-@run
+@library_run
 def dpo_in_bfloat16(folder: Path) -> Any:
     """The reference model runs under autocast too."""
     from trl import DPOConfig, DPOTrainer
@@ -83,7 +83,7 @@ def dpo_in_bfloat16(folder: Path) -> Any:
     return DPOTrainer(language_model(folder), args=args, train_dataset=preferences(12))
 
 
-@run
+@library_run
 def kto(folder: Path) -> Any:
     from trl import KTOConfig, KTOTrainer
 
@@ -97,7 +97,7 @@ def kto(folder: Path) -> Any:
     )
 
 
-@run
+@library_run
 def reward(folder: Path) -> Any:
     from transformers import AutoModelForSequenceClassification
     from trl import RewardConfig, RewardTrainer
@@ -110,7 +110,7 @@ def reward(folder: Path) -> Any:
     return RewardTrainer(model, args, train_dataset=rows, eval_dataset=others)
 
 
-@run
+@library_run
 def grpo(folder: Path) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
@@ -118,7 +118,7 @@ def grpo(folder: Path) -> Any:
     return GRPOTrainer(language_model(folder), reward_funcs=many_words, args=args, train_dataset=texts(8, "prompt"))
 
 
-@run
+@library_run
 def rloo(folder: Path) -> Any:
     from trl import RLOOConfig, RLOOTrainer
 
@@ -129,7 +129,7 @@ def rloo(folder: Path) -> Any:
     )
 
 
-@run
+@library_run
 def distillation(folder: Path) -> Any:
     from trl import DistillationConfig, DistillationTrainer
 
@@ -142,7 +142,7 @@ def distillation(folder: Path) -> Any:
 # Those in `trl.experimental`
 
 
-@run
+@library_run
 def orpo(folder: Path) -> Any:
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -152,7 +152,7 @@ def orpo(folder: Path) -> Any:
     return ORPOTrainer(loaded(folder), args, train_dataset=rows, eval_dataset=others, processing_class=words)
 
 
-@run
+@library_run
 def cpo(folder: Path) -> Any:
     from trl.experimental.cpo import CPOConfig, CPOTrainer
 
@@ -162,7 +162,7 @@ def cpo(folder: Path) -> Any:
     return CPOTrainer(loaded(folder), args, train_dataset=rows, eval_dataset=others, processing_class=words)
 
 
-@run
+@library_run
 def gkd(folder: Path) -> Any:
     """Before some update steps the student generates what it learns from."""
     from trl.experimental.gkd import GKDConfig, GKDTrainer
@@ -176,7 +176,7 @@ def gkd(folder: Path) -> Any:
     return GKDTrainer(student, teacher, args, train_dataset=rows, eval_dataset=others, processing_class=words)
 
 
-@run
+@library_run
 def online_dpo(folder: Path) -> Any:
     from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 

@@ -109,7 +109,7 @@ class Adding(helpers.PlainModel):
         return super().forward(features, labels)
 
 
-def trained(kit: Kit, subclass: Any = None, *, is_bare: bool = False, **fields: Any) -> None:
+def train_on_objects(kit: Kit, subclass: Any = None, *, is_bare: bool = False, **fields: Any) -> None:
     """Train, evaluate and predict on such batches; keep the calls of their methods."""
     calls: Calls = []
     model = kit.model(helpers.PlainModel if is_bare else Adding)
@@ -128,12 +128,12 @@ def trained(kit: Kit, subclass: Any = None, *, is_bare: bool = False, **fields: 
 
 @scenario()
 def objects_that_move(kit: Kit) -> None:
-    trained(kit)
+    train_on_objects(kit)
 
 
 @scenario()
 def objects_that_move_without_waiting(kit: Kit) -> None:
-    trained(kit, accelerator_config={"non_blocking": True}, dataloader_drop_last=True)
+    train_on_objects(kit, accelerator_config={"non_blocking": True}, dataloader_drop_last=True)
 
 
 @scenario()
@@ -146,7 +146,7 @@ def parts_that_are_prepared(kit: Kit) -> None:
             parts.append(type(data).__name__)
             return super()._prepare_input(data)
 
-    trained(kit, Notes)
+    train_on_objects(kit, Notes)
     kit.keep("parts", parts)
 
 
@@ -165,4 +165,4 @@ def batches_that_move(kit: Kit) -> None:
                 outputs = model(inputs.features, inputs.labels)
             return outputs["loss"], outputs["logits"], inputs.labels
 
-    trained(kit, Reads, is_bare=True)
+    train_on_objects(kit, Reads, is_bare=True)
