@@ -888,18 +888,3 @@ def test_an_optimizer_stepped_within_an_update_step(tmp_path):
         trainer.train()
         steps.append({int(state["step"]) for state in trainer.optimizer.state.values()})
     assert steps == [{4}, {6}]
-
-
-def test_a_trainer_after_an_error(tmp_path):
-    """It is not in training any more; transformers' still is."""
-    for library in (transformers, hf_compat):
-
-        class Failing(library.Trainer):
-            def compute_loss(self, *given, **named):
-                raise ZeroDivisionError
-
-        args = library.TrainingArguments(str(tmp_path), **FIELDS)
-        trainer = Failing(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)))
-        with pytest.raises(ZeroDivisionError):
-            trainer.train()
-        assert trainer.is_in_train == (library is transformers)

@@ -114,6 +114,21 @@ def _check_parameters(trainer: Trainer) -> None:
             "replaced the model, set `trainer.optimizer = trainer.lr_scheduler = None` before `train`, which then "
             "creates new ones; if you passed `optimizers`, create them from the parameters of this model."
         )
+    if type(optimizer).__module__.startswith("torch.optim."):
+        _check_averages(optimizer)
+
+
+def _check_averages(optimizer: Optimizer) -> None:
+    """Raise if an average of an earlier training is not of its parameter's shape: fused optimizers read beyond it."""
+    for parameter, state in optimizer.state.items():
+        average = state.get("exp_avg", state.get("momentum_buffer"))
+        # A shard has one dimension.
+        if isinstance(average, Tensor) and average.ndim == parameter.ndim > 1 and average.shape != parameter.shape:
+            raise TrainerSetupError(
+                f"`trainer.optimizer` ({type(optimizer).__name__}) has an average of shape {tuple(average.shape)}, of "
+                f"an earlier training, for a parameter that has become {tuple(parameter.shape)}. Set `trainer.optimizer = "
+                "trainer.lr_scheduler = None` before `train`, which then creates new ones."
+            )
 
 
 class CurrentOptimizer:
