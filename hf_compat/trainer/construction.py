@@ -214,7 +214,7 @@ def _empty_data(trainer: Trainer) -> list[str]:
 
 def _collator_problems(trainer: Trainer) -> list[str]:
     collator = trainer.data_collator
-    if isinstance(collator, type) and not issubclass(collator, Mapping):
+    if isinstance(collator, type) and any("__call__" in vars(base) for base in collator.__mro__):  # not so `list`
         name = collator.__name__
         return [f"`data_collator`: {name} is a class. Pass an instance of it, `{name}(...)`."]
     if callable(collator):
@@ -608,8 +608,9 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
         )
     for text in (*unused_handler_texts(trainer.args), *monitor_warnings(trainer.lightning_backend.callbacks)):
         trainer.warn_once(text)
-    if isinstance(trainer.processing_class, str | type):
-        trainer.warn_once(_not_loaded(trainer.processing_class))
+    processing = trainer.processing_class
+    if isinstance(processing, str) or (isinstance(processing, type) and hasattr(processing, "from_pretrained")):
+        trainer.warn_once(_not_loaded(processing))
     is_stream = isinstance(trainer.train_dataset, IterableDataset)
     for text in setup_notes(trainer.args, trainer.semantics, is_stream=is_stream):
         logger.info(text)

@@ -229,7 +229,9 @@ class EvaluationSession:
         )
         self.gradients = torch.is_grad_enabled()
         # Ours are in memory of their own, which is written to no more; a compute_metrics may write to what it gets.
-        self._views_losses = args.eval_do_concat_batches and not self._per_batch
+        # On a GPU they are copied, so that the memory in the metrics is upstream's.
+        is_kept = args.eval_do_concat_batches and not self._per_batch
+        self._views_losses = is_kept and args.device.type == "cpu"
         self._observed = 0
         self._steps = 0
         self._metrics: dict[str, Any] | None = None

@@ -126,8 +126,9 @@ class UpdateLoop(TrainingLoop):
             ends_update = is_last and window.is_complete
             if number > 1 and hooks.counts_tokens_ahead:
                 trainer._track_num_input_tokens(batch)
-            trainer.accelerator.gradient_state.sync_gradients = ends_update
-            with _SYNCS if is_last else trainer.accelerator.no_sync(trainer.model_wrapped):
+            accelerator = trainer.accelerator  # a subclass may have put its own in place
+            accelerator.sync_gradients = ends_update
+            with _SYNCS if is_last else accelerator.no_sync(trainer.model_wrapped):
                 names = "model inputs num_items_in_batch"
                 loss = call_override(trainer.training_step, names, trainer.model_wrapped, batch, window.num_items)
             if not isinstance(loss, Tensor):

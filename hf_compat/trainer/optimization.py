@@ -126,8 +126,8 @@ def _check_averages(optimizer: Optimizer) -> None:
         if isinstance(average, Tensor) and average.ndim == parameter.ndim > 1 and average.shape != parameter.shape:
             raise TrainerSetupError(
                 f"`trainer.optimizer` ({type(optimizer).__name__}) has an average of shape {tuple(average.shape)}, of "
-                f"an earlier training, for a parameter that has become {tuple(parameter.shape)}. Set `trainer.optimizer = "
-                "trainer.lr_scheduler = None` before `train`, which then creates new ones."
+                f"an earlier training, for a parameter that has become {tuple(parameter.shape)}. Set "
+                "`trainer.optimizer = trainer.lr_scheduler = None` before `train`, which then creates new ones."
             )
 
 

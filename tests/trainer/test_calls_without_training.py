@@ -120,6 +120,8 @@ def _done(which: str, call: Call, when: str, folder: Path, checkpoint: Path) -> 
             outcome["result"] = _plain(kit, call(trainer, bench))
         except Exception as error:
             outcome["raised"] = error
+        if which == "ours":
+            trainer.checkpoint_writer.end_run()  # as `train` does, of which this may be a part
         outcome["random"] = parity._checksum(torch.get_rng_state())
         state = dataclasses.asdict(trainer.state)
         state.pop("stateful_callbacks")
