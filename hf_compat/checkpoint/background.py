@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -350,3 +351,21 @@ class BackgroundTasks:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+@contextmanager
+def written_side_by_side() -> Iterator[Put]:
+    """Context that gives what takes files, which are written at its end: the first here, the others in a thread."""
+    files: list[CheckpointFile] = []
+    yield files.append
+
+    def write(part: slice) -> None:
+        for file in files[part]:
+            file.write()
+
+    others = BackgroundTasks()
+    others.start(lambda: write(slice(1, None)))
+    try:
+        write(slice(1))
+    finally:
+        others.wait()

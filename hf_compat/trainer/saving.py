@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hf_compat.arguments.derived import saves_checkpoints
 from hf_compat.checkpoint import names, rotation
-from hf_compat.checkpoint.background import CheckpointFile, Put, is_requested
+from hf_compat.checkpoint.background import CheckpointFile, Put, is_requested, written_side_by_side
 from hf_compat.data.loader import has_short_lived
 from hf_compat.data.windows import Window
 from hf_compat.distributed.oom_consensus import PacedVotes, max_over_ranks, vote
@@ -223,11 +223,10 @@ class CheckpointSaving:
         output_dir = checked_output_dir(self._trainer._get_output_dir(trial=trial))
         step = self._trainer.state.global_step
         folder, then = Path(output_dir, names.checkpoint_name(step)), (self._push, self._rotate)
-        save = partial(self._save_files, output_dir, writes)
         if is_requested(args):
             self._writer.write_in_background(
                 folder,
-                save,
+                partial(self._save_files, output_dir, writes),
                 step=step,
                 launch=launch,
                 writes_files=writes,
@@ -236,6 +235,7 @@ class CheckpointSaving:
                 must_finish=self._must_finish_first,
             )
         else:
+            save = partial(self._save_at_once, output_dir, writes)
             self._writer.write(folder, save, step=step, launch=launch, writes_files=writes, then=then)
 
     def write_for_search(self, folder: Path) -> None:
@@ -251,6 +251,17 @@ class CheckpointSaving:
         self._writer.write_alone(folder / names.checkpoint_name(step), save, step=step)
 
     # ---- the files ----
+
+    def _save_at_once(self, output_dir: str, writes: bool, folder: Path) -> None:
+        """Save the files; the states beside the weights, unless other code or other ranks have a part in them."""
+        trainer, strategy = self._trainer, self._run.backend.strategy
+        methods = [trainer.save_model, trainer._save, *(getattr(trainer, name) for name in _STATES)]
+        shares = strategy.gathers_weights or strategy.saves_sharded_weights or strategy.saves_on_every_rank
+        if shares or any(map(is_overridden, methods)):
+            self._save_files(output_dir, writes, folder)
+            return
+        with written_side_by_side() as put:
+            self._save_files(output_dir, writes, folder, put)
 
     def _save_files(self, output_dir: str, writes: bool, folder: Path, put: Put | None = None) -> None:
         """Save the files of a checkpoint into ``folder``, in transformers' order.

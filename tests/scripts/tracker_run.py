@@ -43,7 +43,7 @@ args = TrainingArguments(
     save_strategy="epoch" if part == "first" else "no", use_cpu=True, disable_tqdm=True, report_to=trackers or "none",
     run_name="a run", dataloader_pin_memory=False,
 )  # fmt: skip
-if "tensorboard" in trackers and getattr(args, "logging_dir", None):  # named by the second, which two runs may have in common
+if "tensorboard" in trackers and getattr(args, "logging_dir", None):  # else named by the second
     args.logging_dir = f"{output_dir}/runs/{part}"
 trainer = Trainer(
     BertForSequenceClassification(config),
