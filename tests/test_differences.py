@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import hf_compat
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.helpers import ListDataset, PlainModel, gpt2, vector_rows
 from tests.support.paths import FACTS_FOLDER, ROOT
 from tests.support.processes import forked_ranks, torchrun
 
@@ -242,6 +242,16 @@ def test_weights_that_are_not_contiguous(tmp_path):
             saved = load_file(f"{checkpoint}/model.safetensors")
             assert torch.equal(saved["weight"], Strided().weight)
             assert trainer.train(resume_from_checkpoint=checkpoint).global_step == 2
+
+
+def test_weights_of_a_model_in_data_parallel(tmp_path):
+    """They have the names of the model in it; in transformers those of what is around it."""
+    for library, prefix in ((transformers, "module."), (hf_compat, "")):
+        model = nn.DataParallel(gpt2())
+        trainer = short_trainer(library, tmp_path / library.__name__, model=model, remove_unused_columns=False)
+        trainer.save_model()
+        saved = load_file(f"{trainer.args.output_dir}/model.safetensors")
+        assert {f"{prefix}{name}" for name in gpt2().state_dict()} >= saved.keys() != set()
 
 
 def test_random_states_of_numpy_1(tmp_path):
