@@ -67,7 +67,7 @@ def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class HasResults(Protocol):
-    """What the functions below need of a Trainer."""
+    """A Trainer, by the members that the functions below use."""
 
     args: TrainingArguments
     state: TrainerState

@@ -142,7 +142,7 @@ def as_list(value: str | Iterable[Any] | None) -> list[Any]:
 
 
 class HasHistory(Protocol):
-    """What a card tells of a Trainer."""
+    """A Trainer, by the members that a card describes."""
 
     args: TrainingArguments
     semantics: Semantics
@@ -157,7 +157,7 @@ class HasHistory(Protocol):
 
 
 class HasSize(Protocol):
-    """What a card tells of an accelerator."""
+    """An accelerator, by the members that a card describes."""
 
     data_parallel_size: int
 

@@ -119,7 +119,7 @@ def _initial_epoch(semantics: Semantics | None = None) -> float | None:
 
 
 class HasRank(Protocol):
-    """What a state asks of its Trainer."""
+    """A Trainer, by the methods that a state calls."""
 
     def is_local_process_zero(self) -> bool:
         """Return whether this is local rank 0."""

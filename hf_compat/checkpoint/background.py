@@ -355,7 +355,7 @@ class BackgroundTasks:
 
 @contextmanager
 def written_side_by_side() -> Iterator[Put]:
-    """Context that gives what takes files, which are written at its end: the first here, the others in a thread."""
+    """Context whose value takes files; they are written at its end, the first in this thread, the others beside it."""
     files: list[CheckpointFile] = []
     yield files.append
 

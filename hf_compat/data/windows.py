@@ -79,7 +79,7 @@ class ResumePosition:
 
 
 class WindowSource(Protocol):
-    """Where the windows come from: the loop that trains on them."""
+    """The loop that trains on the windows, by the methods that draw them."""
 
     def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the next ``count`` of ``batches``, or fewer, and their number of items."""
@@ -91,7 +91,7 @@ class WindowSource(Protocol):
         """Restore the random generators, once the batches before the resumed position are skipped."""
 
     def warn_of_empty_epoch(self) -> None:
-        """Take notice of an epoch without a batch."""
+        """Warn of an epoch without a batch."""
 
 
 class WindowLoader:

@@ -50,7 +50,7 @@ class Optimization(Protocol):
 
 
 class Run(Protocol):
-    """What the engine uses of a run."""
+    """A run, by the members that the engine uses."""
 
     @property
     def optimization(self) -> Optimization:
@@ -67,7 +67,7 @@ class Run(Protocol):
 
 
 class Evaluation(Protocol):
-    """What the engine uses of an evaluation."""
+    """An evaluation, by the members that the engine uses."""
 
     gradients: bool
     """Whether gradients are enabled in it."""

@@ -52,11 +52,12 @@ def load_on_device(optimizer: Optimizer, device: torch.device) -> None:
 
 def set_mode(optimizer: object, *, training: bool) -> None:
     """Put a schedule-free ``optimizer`` into training mode or evaluation mode, also one that DeepSpeed has wrapped."""
-    name, inner = "train" if training else "eval", optimizer
-    while inner is not None and not callable(getattr(inner, name, None)):
-        inner = getattr(inner, "optimizer", None)
-    if inner is not None:
-        getattr(inner, name)()
+    for _ in range(3):  # a wrapper, DeepSpeed's in it, the optimizer
+        change = getattr(optimizer, "train" if training else "eval", None)
+        if callable(change):
+            change()
+            return
+        optimizer = getattr(optimizer, "optimizer", None)
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:

@@ -40,7 +40,7 @@ _INTEGERS = ("input_ids", "decoder_input_ids", "attention_mask", "token_type_ids
 
 
 class Diagnosed(Protocol):
-    """What of a Trainer says why an error was raised."""
+    """A Trainer, by the members that say why an error was raised."""
 
     args: TrainingArguments
     model: Any

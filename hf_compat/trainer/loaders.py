@@ -41,7 +41,7 @@ FIXED_SEED = (
 
 
 def named_dataset(eval_dataset: Any, default: Any) -> tuple[str, Any]:
-    """Return the evaluation dataset that a call asks for, and a key by which its loader is kept.
+    """Return a key by which the loader of an evaluation dataset is kept, and the dataset.
 
     Args:
         eval_dataset: What the call was given: a dataset, the name of one of several, or None for the Trainer's.

@@ -136,7 +136,7 @@ class LossSum:
 
 @dataclass(slots=True)
 class ModelFacts:
-    """What the floating-point operations of a model are computed from."""
+    """The facts of a model that its floating-point operations are computed from."""
 
     model: Any
     main_input: str | None
@@ -215,7 +215,7 @@ class RunCounters:
         self.losses.value = value
 
     def facts_of(self, model: nn.Module) -> ModelFacts:
-        """Return what the operations of ``model`` are computed from.
+        """Return the facts of ``model``.
 
         Looked up once: a module raises an error for each attribute that it lacks, which takes as long as a small layer.
         """

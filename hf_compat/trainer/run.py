@@ -207,12 +207,8 @@ class TrainingRun:
         trial: Trial | None = None,
         ignore_keys: list[str] | None = None,
     ) -> None:
-        self.trainer, self.backend, self.counters, self.checkpoint_writer = (
-            trainer,
-            backend,
-            counters,
-            checkpoint_writer,
-        )
+        self.trainer, self.backend = trainer, backend
+        self.counters, self.checkpoint_writer = counters, checkpoint_writer
         self.trial, self.ignore_keys = trial, ignore_keys
         self.checkpoint: CheckpointReader | None = None
         self.watch: SignalWatch | None = None

@@ -1224,11 +1224,8 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
-        writer, best, limit = (
-            self.checkpoint_writer,
-            self.state.best_model_checkpoint,
-            derived.checkpoints_kept(self.args),
-        )
+        writer, best = self.checkpoint_writer, self.state.best_model_checkpoint
+        limit = derived.checkpoints_kept(self.args)
         if limit is not None:
             rotation.rotate(
                 derived.folder_or_default(self.args, output_dir),

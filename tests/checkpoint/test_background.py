@@ -22,6 +22,7 @@ from hf_compat.checkpoint.background import (
     Snapshot,
     as_it_is,
     shell_of,
+    written_side_by_side,
 )
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
@@ -366,3 +367,52 @@ def test_shell_of_a_model():
     assert list(shell.state_dict()) == names
     assert [type(part) for part in shell.modules()] == kinds
     assert shell[0].weight is shell.tied.weight is weight
+
+
+def written(folder, threads):
+    """Return three files, whose writing notes the thread, by name."""
+
+    def write(content, path):
+        threads[path.name] = threading.current_thread()
+        path.write_text(content)
+
+    return [CheckpointFile(write, name, folder / name) for name in ("weights", "optimizer", "schedule")]
+
+
+def collect(*files, then=lambda: None):
+    """Give away ``files``, which are written after ``then``."""
+    with written_side_by_side() as put:
+        for file in files:
+            put(file)
+        then()
+
+
+def test_states_are_written_beside_the_weights(tmp_path):
+    """The first file here and the others in one thread, once all are collected; then all are there."""
+    threads, before = {}, []
+    collect(*written(tmp_path, threads), then=lambda: before.extend(tmp_path.iterdir()))
+    assert before == []
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: name for name in threads}
+    assert threads["weights"] is threading.current_thread()
+    assert threads["optimizer"] is threads["schedule"] is not threading.current_thread()
+    assert not threads["optimizer"].is_alive()
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_an_error_beside_is_raised_when_all_has_ended(fails, tmp_path):
+    """Whichever thread it is in: what the other one writes is there, and no thread is left."""
+    threads = {}
+    files = written(tmp_path, threads)
+    files[fails] = CheckpointFile(lambda content, path: path.write_text(content), 1, tmp_path / "no text")
+    with pytest.raises(TypeError, match="str"):
+        collect(*files)
+    assert threads.keys() == ({"weights"} if fails else {"optimizer", "schedule"})
+    assert not any(thread.name == "hf_compat-save" for thread in threading.enumerate())
+
+
+def test_nothing_is_written_if_collecting_fails(tmp_path):
+    """An error before all files are collected leaves all of them out."""
+    threads = {}
+    with pytest.raises(ZeroDivisionError):
+        collect(*written(tmp_path, threads), then=lambda: 1 / 0)
+    assert not threads
