@@ -14,17 +14,18 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch.utils.data import DataLoader
 
 from hf_compat import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from hf_compat.distributed.oom_consensus import PacedVotes
-from hf_compat.trainer import preemption
+from hf_compat.trainer import saving
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 if "PACED" not in os.environ:
-    preemption.PacedVotes = partial(PacedVotes, seconds=0)  # type: ignore[assignment, misc]
+    patch.object(saving, "PacedVotes", partial(PacedVotes, seconds=0)).start()
 
 
 class FatalRows(ListDataset):

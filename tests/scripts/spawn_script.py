@@ -10,6 +10,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from accelerate import notebook_launcher
@@ -17,12 +18,12 @@ from accelerate.state import AcceleratorState
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.distributed.oom_consensus import PacedVotes
-from hf_compat.trainer import preemption
+from hf_compat.trainer import saving
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.processes import free_port
 
 STEPS = 8
-preemption.PacedVotes = partial(PacedVotes, seconds=0)  # type: ignore[assignment, misc]  # vote after every step
+patch.object(saving, "PacedVotes", partial(PacedVotes, seconds=0)).start()  # vote after every step
 
 
 class Fails(TrainerCallback):
