@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hf_compat.engine.moving import devices_of, settle_model
-from hf_compat.engine.precision import autocast_forward, scaled_step
+from hf_compat.engine.precision import autocast_forward
 from hf_compat.errors import ModelError
 from hf_compat.model_facts import is_compiled
-from hf_compat.optim.prepared import set_mode
+from hf_compat.optim.prepared import scaled_step, set_mode
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -31,7 +31,7 @@ from hf_compat.distributed.accelerators import accelerator_module
 from hf_compat.engine.internals.stepping import call_hook
 from hf_compat.errors import HFCompatWarning, MissingPackageError, NotSupportedError
 from hf_compat.nested import map_nested
-from hf_compat.optim.prepared import unwrap_optimizer
+from hf_compat.optim.prepared import scaled_step, unwrap_optimizer
 
 if TYPE_CHECKING:
     from hf_compat.engine.strategies.choice import StrategyTraits
@@ -144,28 +144,6 @@ class ForwardMixedPrecision(MixedPrecision):
             self.unscaled = None
         output, self.step_was_skipped = scaled_step(self.scaler, optimizer, **kwargs)
         return output
-
-
-def scaled_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
-    """Step ``optimizer`` by ``scaler``, whose scale is updated.
-
-    Returns:
-        What the step returned, and whether it was skipped, because of an infinite gradient. A fused optimizer is called
-        all the same, and leaves the weights; as with accelerate that counts as a step, so that the schedule goes on.
-    """
-    skipped, optimizer = True, unwrap_optimizer(optimizer)
-
-    def note_step(*_: Any) -> None:
-        nonlocal skipped
-        skipped = False
-
-    made = optimizer.register_step_post_hook(note_step)
-    try:
-        output = scaler.step(optimizer, *args, **kwargs)
-    finally:
-        made.remove()
-    scaler.update()
-    return output, skipped
 
 
 def precision_plugin(

@@ -6,42 +6,68 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hf_compat.distributed.collectives import broadcast_object, get_rank, get_world_size
 from hf_compat.nested import map_nested
 
+
+class UpdateSteps(Protocol):
+    """The accelerator, as an optimizer's wrapper asks it."""
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the current backward pass ends an update step."""
+        ...
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The gradient scaler, if any."""
+        ...
+
+
 _WRAPPED: WeakKeyDictionary[Any, Optimizer] = WeakKeyDictionary()
 """What is in each wrapper: outside of its attributes, which are the optimizer's."""
+_ACCELERATORS: WeakKeyDictionary[Any, ref[UpdateSteps]] = WeakKeyDictionary()
+"""Wrapper → the accelerator of its run."""
 _INNER = property(lambda wrapper: _WRAPPED[wrapper], doc="The optimizer itself.")
 
 
-def prepare_optimizer(optimizer: Any, device: torch.device) -> Any:
+def prepare_optimizer(optimizer: Any, device: torch.device, accelerator: UpdateSteps | None = None) -> Any:
     """Return ``optimizer`` with its state on ``device``, in a wrapper that shows it as ``optimizer``.
 
     The wrapper is an optimizer of the same class that shares all attributes with what it wraps, and alone holds it:
-    either may be stepped, patched or read. Pickles and copies of it are wrappers too.
+    either may be stepped, patched or read. Only the wrapper's ``step`` and ``zero_grad`` do nothing where no update
+    step ends, and it steps by the gradient scaler. Pickles and copies of it are wrappers too.
 
     Args:
         optimizer: An optimizer. One that has an attribute ``optimizer``, such as a wrapper of the script's, keeps what
             it shows; a wrapper made here, and what is no optimizer of torch's, are returned as they are.
         device: The device of the run.
+        accelerator: Tells whether the current backward pass ends an update step. Default: each does.
 
     References:
         As accelerate ``optimizer.py`` ``AcceleratedOptimizer``.
     """
-    if not isinstance(optimizer, Optimizer) or _is_wrapper(optimizer):
+    if not isinstance(optimizer, Optimizer):
         return optimizer
-    load_on_device(optimizer, device)
-    if not (hasattr(optimizer.step, "__func__") or hasattr(optimizer.step, "_wrapped_by_lr_sched")):
-        _show_as_method(optimizer, optimizer.step)
-    return optimizer if hasattr(optimizer, "optimizer") else _wrap(optimizer)
+    if not _is_wrapper(optimizer):
+        load_on_device(optimizer, device)
+        if not (hasattr(optimizer.step, "__func__") or hasattr(optimizer.step, "_wrapped_by_lr_sched")):
+            _show_as_method(optimizer, optimizer.step)
+        if hasattr(optimizer, "optimizer"):
+            return optimizer
+        optimizer = _wrap(optimizer)
+    if accelerator is not None:
+        _ACCELERATORS[optimizer] = ref(accelerator)
+    return optimizer
 
 
 def load_on_device(optimizer: Optimizer, device: torch.device) -> None:
@@ -65,6 +91,28 @@ def unwrap_optimizer(optimizer: Any) -> Any:
     return optimizer.optimizer if _is_wrapper(optimizer) else optimizer
 
 
+def scaled_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+    """Step ``optimizer`` by ``scaler``, whose scale is updated.
+
+    Returns:
+        What the step returned, and whether it was skipped, because of an infinite gradient. A fused optimizer is called
+        all the same, and leaves the weights; as with accelerate that counts as a step, so that the schedule goes on.
+    """
+    skipped, optimizer = True, unwrap_optimizer(optimizer)
+
+    def note_step(*_: Any) -> None:
+        nonlocal skipped
+        skipped = False
+
+    made = optimizer.register_step_post_hook(note_step)
+    try:
+        output = scaler.step(optimizer, *args, **kwargs)
+    finally:
+        made.remove()
+    scaler.update()
+    return output, skipped
+
+
 def _is_wrapper(optimizer: object) -> bool:
     """Return whether the class of ``optimizer``, not one that it derives from, is a wrapper's."""
     return vars(type(optimizer)).get("optimizer") is _INNER
@@ -84,6 +132,53 @@ def _show_as_method(optimizer: Any, patched: Callable[[Any], Any]) -> None:
     optimizer.step = step
 
 
+class _InUpdates:
+    """``step`` or ``zero_grad`` of a wrapper: the optimizer's own, which does nothing between two update steps.
+
+    Args:
+        kind: The class of the optimizer.
+        name: The name of the method.
+    """
+
+    def __init__(self, kind: type, name: str) -> None:
+        self._kind, self._name = kind, name
+
+    def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
+        inner = None if wrapper is None else _WRAPPED.get(wrapper)
+        if inner is None:  # asked of the class, or of an optimizer of Lightning's, whose class derives from a wrapper's
+            method = getattr(self._kind, self._name)
+            return method if wrapper is None else method.__get__(wrapper, owner)
+        method = getattr(inner, self._name)
+        accelerator = _ACCELERATORS[wrapper]() if wrapper in _ACCELERATORS else None
+        if accelerator is None:
+            return method
+        if not accelerator.sync_gradients:
+            return _do_nothing
+        scaler = accelerator.scaler if self._name == "step" else None
+        return method if scaler is None else _scaled(method, inner, scaler)
+
+    def __set__(self, wrapper: Any, value: Any) -> None:
+        vars(wrapper)[self._name] = value
+
+    def __delete__(self, wrapper: Any) -> None:
+        del vars(wrapper)[self._name]
+
+
+def _scaled(step: Callable[..., Any], optimizer: Optimizer, scaler: GradScaler) -> Callable[..., Any]:
+    """Return ``step``, a method of ``optimizer``, by ``scaler``; schedules take it for the method, as torch's need."""
+
+    @wraps(step)
+    def scaled(closure: Any = None) -> None:
+        scaled_step(scaler, optimizer, *(() if closure is None else (closure,)))
+
+    vars(scaled)["__func__"] = getattr(step, "__func__", step)
+    return scaled
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Take the arguments of ``step`` and ``zero_grad``."""
+
+
 def _wrap(optimizer: Optimizer) -> Any:
     kind = type(optimizer)
     members = {
@@ -92,6 +187,8 @@ def _wrap(optimizer: Optimizer) -> Any:
         "__doc__": kind.__doc__,
         "__reduce_ex__": lambda wrapper, protocol: (_wrap, (wrapper.optimizer,)),
         "optimizer": _INNER,
+        "step": _InUpdates(kind, "step"),
+        "zero_grad": _InUpdates(kind, "zero_grad"),
     }
     wrapper: Any = object.__new__(type(kind.__name__, (kind,), members))
     _WRAPPED[wrapper] = optimizer

@@ -93,12 +93,12 @@ class RunOptimization:
             if trainer.semantics.creates_scheduler_apart:
                 trainer.create_optimizer()
                 wrap()
-                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device)
+                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device, trainer.accelerator)
                 trainer.create_scheduler(num_training_steps=self.num_training_steps)
             else:
                 trainer.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
                 wrap()
-                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device)
+                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device, trainer.accelerator)
         return trainer.optimizer, trainer.lr_scheduler
 
 

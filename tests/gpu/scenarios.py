@@ -21,6 +21,7 @@ from tests.support.presharded import mixtral, presharded
 from tests.support.scenarios.common import language_model, plain
 from tests.support.scenarios.models import after_another_trainer
 from tests.support.scenarios.optimizers import handed_over
+from tests.support.scenarios.overriding import stepped_by_the_user
 from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.saving import seen_by_save
 from tests.support.scenarios.updates import ACCUMULATION, train
@@ -238,6 +239,7 @@ GPU_SCENARIOS: dict[str, Body] = {
     "tf32_off": tf32(False),
     "bf16_on_gpu": training(bf16=True),
     "fp16": training(fp16=True),
+    "fp16_stepped_by_the_user": partial(stepped_by_the_user, fields={**ACCUMULATION, "fp16": True}),
     "fp16_overflow_fused": overflowing(optim="adamw_torch_fused"),
     "fp16_overflow_plain": overflowing(optim="adamw_torch"),
     "fp16_overflow_accumulating": overflowing(gradient_accumulation_steps=2, max_grad_norm=0.0),

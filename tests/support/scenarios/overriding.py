@@ -105,6 +105,46 @@ def training_step_of_the_user(kit: Kit) -> None:
     train(kit, language_model(kit, subclass=Own, fields=TWO_EPOCHS))
 
 
+def stepped_by_the_user(kit: Kit, fields: dict[str, Any]) -> None:
+    """A Trainer that also steps the optimizer where it trains on a batch, as scripts for GANs do."""
+
+    class Stepping(kit.Trainer):
+        def training_step(self, *given: Any, **named: Any) -> Any:
+            self.optimizer.zero_grad()
+            loss = super().training_step(*given, **named)
+            self.optimizer.step()
+            return loss
+
+    train(kit, language_model(kit, subclass=Stepping, fields={**fields, "max_steps": 5}))
+
+
+@scenario()
+def optimizer_stepped_for_each_batch(kit: Kit) -> None:
+    stepped_by_the_user(kit, {})
+
+
+@scenario()
+def optimizer_stepped_for_each_accumulated_batch(kit: Kit) -> None:
+    """The optimizer does nothing there but for the last batch of an update step."""
+    stepped_by_the_user(kit, ACCUMULATION)
+
+
+@scenario()
+def optimizer_zeroed_by_a_callback(kit: Kit) -> None:
+    """Between two batches that does nothing; before the optimizer's step it takes all gradients away."""
+
+    class Zeroing(kit.TrainerCallback):
+        def on_substep_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **rest: Any) -> None:
+            optimizer.zero_grad()
+            optimizer.step()
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            if state.global_step == 2:
+                rest["optimizer"].zero_grad()
+
+    train(kit, language_model(kit, callbacks=[Zeroing()], fields=TWO_EPOCHS))
+
+
 @scenario()
 def losses_that_are_written_to(kit: Kit) -> None:
     """A loss that is returned may become a running sum, in which the user adds up those that follow."""
