@@ -563,8 +563,10 @@ class DeepSpeedPlugin:
         offload_param_device: Offload target of the parameters.
         zero3_init_flag: Whether models are partitioned while they are built.
         zero3_save_16bit_model: Whether ZeRO-3 gathers the weights to save the model.
+        enable_msamp: False; an ``Accelerator`` that a script makes beside the Trainer asks for it.
     """
 
+    enable_msamp = False
     zero_stage: int
     gradient_accumulation_steps: int | str
     gradient_clipping: float | str | None
