@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import re
 import threading
@@ -19,6 +18,8 @@ from pathlib import Path
 ALGORITHM = "xxh3_128"
 """An algorithm as fast as the memory, for damage that happens by itself; no protection from forgery."""
 
+_PART = 1 << 20
+"""Bytes that are read at a time; four times as many as ``hashlib`` reads take a quarter less time."""
 _RANK = re.compile(r"(?:^__|rank_|rng_state_)([0-9]+)")
 """The rank that wrote a file, in the names that torch, DeepSpeed and transformers give."""
 
@@ -27,8 +28,11 @@ def checksum(path: Path) -> str:
     """Return the checksum of the file ``path``, in hexadecimal digits."""
     import xxhash  # the first update step does without
 
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+    digest, part = xxhash.xxh3_128(), memoryview(bytearray(_PART))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(part):
+            digest.update(part[:size])
+    return digest.hexdigest()
 
 
 def checksum_of_text(text: str) -> str:
