@@ -880,21 +880,3 @@ def GPT2() -> nn.Module:  # noqa: N802
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     return transformers.GPT2LMHeadModel(config)
-
-
-def test_an_optimizer_stepped_within_an_update_step(tmp_path):
-    """Of two batches each counts; in transformers the second alone. The Trainer's own step comes on top."""
-    steps = []
-    for library in (transformers, hf_compat):
-
-        class Stepping(library.Trainer):
-            def training_step(self, *given, **named):
-                loss = super().training_step(*given, **named)
-                self.optimizer.step()
-                return loss
-
-        args = library.TrainingArguments(str(tmp_path), **{**FIELDS, "gradient_accumulation_steps": 2})
-        trainer = Stepping(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
-        trainer.train()
-        steps.append({int(state["step"]) for state in trainer.optimizer.state.values()})
-    assert steps == [{4}, {6}]

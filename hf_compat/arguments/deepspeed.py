@@ -563,7 +563,7 @@ class DeepSpeedPlugin:
         offload_param_device: Offload target of the parameters.
         zero3_init_flag: Whether models are partitioned while they are built.
         zero3_save_16bit_model: Whether ZeRO-3 gathers the weights to save the model.
-        enable_msamp: False; an ``Accelerator`` that a script makes beside the Trainer asks for it.
+        enable_msamp: False; read by an ``Accelerator`` that a script makes beside the Trainer.
     """
 
     enable_msamp = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
+from operator import attrgetter
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -20,7 +21,7 @@ from hf_compat.nested import map_nested
 
 
 class UpdateSteps(Protocol):
-    """The accelerator, as an optimizer's wrapper asks it."""
+    """What a wrapper reads of the accelerator."""
 
     @property
     def sync_gradients(self) -> bool:
@@ -30,6 +31,11 @@ class UpdateSteps(Protocol):
     @property
     def scaler(self) -> GradScaler | None:
         """The gradient scaler, if any."""
+        ...
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last optimizer step was skipped."""
         ...
 
 
@@ -45,7 +51,8 @@ def prepare_optimizer(optimizer: Any, device: torch.device, accelerator: UpdateS
 
     The wrapper is an optimizer of the same class that shares all attributes with what it wraps, and alone holds it:
     either may be stepped, patched or read. Only the wrapper's ``step`` and ``zero_grad`` do nothing where no update
-    step ends, and it steps by the gradient scaler. Pickles and copies of it are wrappers too.
+    step ends, and it steps by the gradient scaler. It has the other members of accelerate's wrapper too. Pickles and
+    copies of it are wrappers.
 
     Args:
         optimizer: An optimizer. One that has an attribute ``optimizer``, such as a wrapper of the script's, keeps what
@@ -175,6 +182,32 @@ def _scaled(step: Callable[..., Any], optimizer: Optimizer, scaler: GradScaler) 
     return scaled
 
 
+_MEMBERS: dict[str, Callable[[Any], Any]] = {
+    "accelerator_state": attrgetter("state"),
+    "device_placement": lambda accelerator: True,
+    "gradient_state": attrgetter("gradient_state"),
+    "scaler": attrgetter("scaler"),
+    "step_was_skipped": attrgetter("optimizer_step_was_skipped"),
+}
+"""Attributes of accelerate's wrapper that an optimizer does not have → their values, of the accelerator."""
+
+
+def _member(wrapper: Any, name: str, kind: type) -> Any:
+    """Return the attribute ``name`` of accelerate's wrapper, which an optimizer of the class ``kind`` does not have.
+
+    Raises:
+        AttributeError: If that does not have it either.
+    """
+    if wrapper in _WRAPPED and name in ("train", "eval"):
+        return partial(set_mode, _WRAPPED[wrapper], training=name == "train")
+    accelerator = _ACCELERATORS[wrapper]() if wrapper in _ACCELERATORS else None
+    if accelerator is not None and name in _MEMBERS:
+        return _MEMBERS[name](accelerator)
+    if hasattr(kind, "__getattr__"):
+        return kind.__getattr__(wrapper, name)
+    raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name, obj=wrapper)
+
+
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     """Take the arguments of ``step`` and ``zero_grad``."""
 
@@ -189,6 +222,7 @@ def _wrap(optimizer: Optimizer) -> Any:
         "optimizer": _INNER,
         "step": _InUpdates(kind, "step"),
         "zero_grad": _InUpdates(kind, "zero_grad"),
+        "__getattr__": lambda wrapper, name: _member(wrapper, name, kind),
     }
     wrapper: Any = object.__new__(type(kind.__name__, (kind,), members))
     _WRAPPED[wrapper] = optimizer

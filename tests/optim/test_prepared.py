@@ -7,9 +7,11 @@ import weakref
 
 import pytest
 import torch
+import transformers
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import nn
 
+import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.optim.prepared import prepare_optimizer, unwrap_optimizer
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
@@ -195,3 +197,33 @@ def test_an_optimizer_outlives_its_trainer(tmp_path):
         del trainer
         gc.collect()
         optimizer.step()
+
+
+def test_it_has_the_members_of_accelerates(tmp_path):
+    """A script may switch the mode of any optimizer, and ask whether the last step was skipped."""
+
+    class Minded(Halving):
+        scaler = "its own"
+
+        def __getattr__(self, name):
+            if name == "imagined":
+                return 7
+            raise AttributeError(name)
+
+    upstream, mine = {}, {}
+    for package, found in ((transformers, upstream), (hf_compat, mine)):
+        args = package.TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
+        trainer = package.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(16)))
+        trainer.train()
+        optimizer = trainer.optimizer
+        names = ("step_was_skipped", "scaler", "device_placement")
+        found |= {name: getattr(optimizer, name) for name in names}
+        found["modes"] = optimizer.train(), optimizer.eval()
+        found["ends"] = optimizer.gradient_state.sync_gradients
+        found["state"] = optimizer.accelerator_state.mixed_precision
+        found["others"] = [hasattr(optimizer, name) for name in ("mode", "fused_backward")]
+    assert mine == upstream
+    wrapper = prepare_optimizer(used(Minded)[0], CPU, trainer.accelerator)
+    assert (wrapper.scaler, wrapper.imagined) == ("its own", 7)
+    assert not hasattr(wrapper, "nowhere")
+    assert copy.deepcopy(wrapper).imagined == 7
