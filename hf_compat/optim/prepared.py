@@ -21,7 +21,7 @@ from hf_compat.nested import map_nested
 
 
 class UpdateSteps(Protocol):
-    """What a wrapper reads of the accelerator."""
+    """The accelerator's members that a wrapper uses."""
 
     @property
     def sync_gradients(self) -> bool:
@@ -31,11 +31,6 @@ class UpdateSteps(Protocol):
     @property
     def scaler(self) -> GradScaler | None:
         """The gradient scaler, if any."""
-        ...
-
-    @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether the last optimizer step was skipped."""
         ...
 
 
