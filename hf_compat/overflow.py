@@ -101,8 +101,8 @@ class DebugUnderflowOverflow:
         self.frames.append("\n".join(lines))
         return found
 
-    def _report(self, number: int, where: str, found: list[str]) -> None:
-        names = " and ".join(found)
+    def _report(self, number: int, where: str, parts: list[str]) -> None:
+        names = " and ".join(parts)
         head = f"\nInfinite or NaN in {names} of {where}, in forward pass {number} of the model."
         print(  # noqa: T201 - the report
             "\n".join([head, f"The last {len(self.frames)} forward passes of its modules:", _COLUMNS, *self.frames])

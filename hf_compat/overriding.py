@@ -138,7 +138,7 @@ class WarnOnce:
     """Gives each warning once in its lifetime, whatever Python's filters say: called, as one of Python's."""
 
     def __init__(self) -> None:
-        self._given: set[str] = set()
+        self._messages: set[str] = set()
 
     def __call__(self, message: str, *, stacklevel: int = 2) -> None:
         """Warn of ``message``, a ``HFCompatWarning``, unless that was done before.
@@ -156,8 +156,8 @@ class WarnOnce:
             log.warning("%s", message)
 
     def _is_new(self, message: str) -> bool:
-        is_new = message not in self._given
-        self._given.add(message)
+        is_new = message not in self._messages
+        self._messages.add(message)
         return is_new
 
 
@@ -195,7 +195,7 @@ def _signature(function: Callable[..., Any], *, is_bound: bool) -> _Signature:
     )
 
 
-def call_override(method: Callable[..., Any], names: str = "", *given: Any, **named: Any) -> Any:
+def call_override(method: Callable[..., Any], names: str = "", *args: Any, **named: Any) -> Any:
     """Call ``method``, perhaps an override for another release, with the parameters it has; return its result.
 
     If it can be called as upstream calls it, it is, whatever its parameters are named. Otherwise arguments without a
@@ -203,19 +203,19 @@ def call_override(method: Callable[..., Any], names: str = "", *given: Any, **na
 
     Args:
         method: A method of a Trainer, or a function assigned to one.
-        names: Upstream's names of the parameters that get ``given``, with spaces between them.
-        *given: Upstream's positional arguments.
+        names: Upstream's names of the parameters that get ``args``, with spaces between them.
+        *args: Upstream's positional arguments.
         **named: Upstream's keyword arguments.
     """
     if not is_overridden(method):
-        return method(*given, **named)
+        return method(*args, **named)
     function, positional = getattr(method, "__func__", method), tuple(names.split())
     call = _call_of(function, function is not method, positional, tuple(named))
     if call.is_upstreams:
-        return method(*given, **named)
-    if call.positions < len(given):
-        named = {**dict(zip(positional, given, strict=True)), **named}
-    return method(*given[: call.positions], **{name: named[name] for name in call.names})
+        return method(*args, **named)
+    if call.positions < len(args):
+        named = {**dict(zip(positional, args, strict=True)), **named}
+    return method(*args[: call.positions], **{name: named[name] for name in call.names})
 
 
 @dataclass(frozen=True, slots=True)

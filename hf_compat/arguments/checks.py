@@ -127,14 +127,14 @@ def _best_model(args: TrainingArguments, semantics: Semantics) -> Problems:
         yield Problem("save_steps", args.save_steps, f"{text}; {_other_interval(args.save_steps, args.eval_steps)}.")
 
 
-def _other_interval(whole: float, part: float) -> str:
-    """Return what to use instead of ``whole``: the multiples of ``part`` around it."""
-    if (whole < 1) != (part < 1):
+def _other_interval(multiple: float, part: float) -> str:
+    """Return what to use instead of ``multiple``: the multiples of ``part`` around it."""
+    if (multiple < 1) != (part < 1):
         return "use update steps or fractions for both"
-    if not math.isfinite(whole + part):
+    if not math.isfinite(multiple + part):
         return "use a multiple"
-    below = int(whole // part) * part
-    around = [steps for steps in (below, below + part) if steps and (whole >= 1 or steps < 1)]
+    below = int(multiple // part) * part
+    around = [steps for steps in (below, below + part) if steps and (multiple >= 1 or steps < 1)]
     return f"use a multiple, such as {' or '.join(str(round(steps, _DIGITS)) for steps in around)}"
 
 
@@ -142,10 +142,10 @@ def _plain(strategy: object) -> str:
     return str(getattr(strategy, "value", strategy))
 
 
-def _is_multiple(whole: float, part: float) -> bool:
-    if whole % part == 0:
+def _is_multiple(number: float, part: float) -> bool:
+    if number % part == 0:
         return True
-    return whole < 1 and part < 1 and (whole * _RATIO_DIGITS) % (part * _RATIO_DIGITS) == 0
+    return number < 1 and part < 1 and (number * _RATIO_DIGITS) % (part * _RATIO_DIGITS) == 0
 
 
 def _schedule(args: TrainingArguments, semantics: Semantics) -> Problems:

@@ -160,33 +160,33 @@ AUTO = "auto"
 _FP16_CASTS = {"auto_cast": True}
 
 
-def read_config(given: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
+def read_config(source: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
     """Return a DeepSpeed config as a new dict.
 
     Args:
-        given: A dict, the path of a JSON file, JSON, or JSON in URL-safe base64.
+        source: A dict, the path of a JSON file, JSON, or JSON in URL-safe base64.
 
     Raises:
         ArgumentsError: If it is none of these.
     """
-    if isinstance(given, Mapping):
-        return copy.deepcopy(dict(given))
+    if isinstance(source, Mapping):
+        return copy.deepcopy(dict(source))
     try:
-        config = json.loads(_text_of(given))
+        config = json.loads(_text_of(source))
     except (OSError, RecursionError, TypeError, ValueError) as error:
-        problem = f"`deepspeed={given!r}`: {_UNREADABLE} ({error})."
+        problem = f"`deepspeed={source!r}`: {_UNREADABLE} ({error})."
         raise ArgumentsError.also(type(error))([problem], fields=["deepspeed"]) from error
     if not isinstance(config, dict):
-        raise ArgumentsError([f"`deepspeed={given!r}`: {_UNREADABLE}."], fields=["deepspeed"])
+        raise ArgumentsError([f"`deepspeed={source!r}`: {_UNREADABLE}."], fields=["deepspeed"])
     return config
 
 
-def _text_of(given: str | os.PathLike[str]) -> str:
-    if os.path.exists(given):
-        return Path(given).read_text(encoding="utf-8")
-    if str(given).lstrip().startswith("{"):
-        return str(given)
-    return base64.urlsafe_b64decode(os.fspath(given)).decode("utf-8")
+def _text_of(source: str | os.PathLike[str]) -> str:
+    if os.path.exists(source):
+        return Path(source).read_text(encoding="utf-8")
+    if str(source).lstrip().startswith("{"):
+        return str(source)
+    return base64.urlsafe_b64decode(os.fspath(source)).decode("utf-8")
 
 
 def register_config(config: HfDeepSpeedConfig) -> None:
@@ -673,14 +673,14 @@ def deepspeed_problems(args: TrainingArguments, semantics: Semantics) -> Iterato
     yield from _duplicate_settings(given)
 
 
-def _duplicate_settings(given: object) -> Iterator[Problem]:
+def _duplicate_settings(config_file: object) -> Iterator[Problem]:
     """Yield the settings in accelerate's configuration that the DeepSpeed config file overrides."""
     names = {row.variable.removeprefix("ACCELERATE_").removeprefix("DEEPSPEED_").lower() for row in LAUNCHER_SETTINGS}
     given_names = set(os.environ.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(","))
     duplicates = sorted(given_names & {*names, "mixed_precision"})
-    if duplicates and isinstance(given, str):
+    if duplicates and isinstance(config_file, str):
         text = f"overrides {', '.join(duplicates)} of accelerate's configuration; set them in this file only."
-        yield Problem("deepspeed", given, text)
+        yield Problem("deepspeed", config_file, text)
 
 
 def use_deepspeed(args: TrainingArguments) -> tuple[HfTrainerDeepSpeedConfig | None, DeepSpeedPlugin | None]:

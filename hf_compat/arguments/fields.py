@@ -125,9 +125,9 @@ def option(
     return found
 
 
-def _of_the_library(**given: Any) -> DeclaredField:
-    """Return the field that ``dataclasses.field`` makes of ``given``, of the library's own class."""
-    plain: Any = field(**given)
+def _of_the_library(**settings: Any) -> DeclaredField:
+    """Return the field that ``dataclasses.field`` makes of ``settings``, of the library's own class."""
+    plain: Any = field(**settings)
     return DeclaredField(**{name: getattr(plain, name) for name in _PARAMETERS})
 
 

@@ -582,7 +582,7 @@ def resolve_fsdp(args: TrainingArguments, semantics: Semantics) -> Iterator[Prob
         _apply_options(args, is_switch)
 
 
-def _loaded(given: object) -> dict[str, Any]:
+def _loaded(fsdp_config: object) -> dict[str, Any]:
     """Return a copy of ``fsdp_config`` with its keys without prefix.
 
     Raises:
@@ -590,7 +590,7 @@ def _loaded(given: object) -> dict[str, Any]:
         TypeError: If it is not a mapping.
         ValueError: If the file is not JSON.
     """
-    config = json.loads(Path(given).read_text("utf-8")) if isinstance(given, str | Path) else given
+    config = json.loads(Path(fsdp_config).read_text("utf-8")) if isinstance(fsdp_config, str | Path) else fsdp_config
     config = {} if config is None else config
     if not isinstance(config, dict):
         raise TypeError(f"is a {type(config).__name__}")

@@ -60,10 +60,10 @@ def raise_all(problems: Iterable[Problem]) -> None:
         raise _kind_of(found).also(*others)(texts, fields=fields)
 
 
-def _kind_of(found: Sequence[Problem]) -> type[ArgumentsError]:
-    if all(problem.unsupported for problem in found):
+def _kind_of(problems: Sequence[Problem]) -> type[ArgumentsError]:
+    if all(problem.unsupported for problem in problems):
         return UnsupportedArgumentsError
-    return ArgumentTypesError if any(problem.wrong_type for problem in found) else ArgumentsError
+    return ArgumentTypesError if any(problem.wrong_type for problem in problems) else ArgumentsError
 
 
 # Unknown names: errors suggest the nearest field, the class that has the field, or the nearest value.

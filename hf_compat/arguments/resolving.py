@@ -150,15 +150,15 @@ def _trackers(args: TrainingArguments, semantics: Semantics) -> Problems:
     yield from problems
 
 
-def _as_accelerator_config(given: Any) -> AcceleratorConfig:
-    if given is None:
+def _as_accelerator_config(value: Any) -> AcceleratorConfig:
+    if value is None:
         return AcceleratorConfig()
-    if isinstance(given, AcceleratorConfig):
-        return given
-    if isinstance(given, str | Path):
-        return AcceleratorConfig.from_json_file(given)
+    if isinstance(value, AcceleratorConfig):
+        return value
+    if isinstance(value, str | Path):
+        return AcceleratorConfig.from_json_file(value)
     # An AcceleratorConfig of transformers is converted through its ``to_dict``.
-    return AcceleratorConfig(**(given.to_dict() if hasattr(given, "to_dict") else given))
+    return AcceleratorConfig(**(value.to_dict() if hasattr(value, "to_dict") else value))
 
 
 def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Problems:

@@ -136,13 +136,13 @@ LOADERS = Topic(
 )
 
 
-def _set_fields(args: Arguments, topic: Topic, given: Mapping[str, object]) -> Arguments:
+def _set_fields(args: Arguments, topic: Topic, parameters: Mapping[str, object]) -> Arguments:
     """Set the fields of ``topic`` and return ``args``.
 
     Args:
         args: The arguments.
         topic: What the calling method sets.
-        given: Its parameters with their values, ``self`` among them.
+        parameters: Its parameters with their values, ``self`` among them.
 
     Raises:
         ArgumentsError: For invalid values, and for ``steps=0`` with ``strategy="steps"``.
@@ -150,8 +150,10 @@ def _set_fields(args: Arguments, topic: Topic, given: Mapping[str, object]) -> A
         ValueError: For an unknown name.
     """
     ours = declared(type(args))
-    fields = {name: ours[topic.fields.get(name, name)] for name in given if name != "self"}
-    values = {name: given[name] if item.enum is None else item.enum(given[name]) for name, item in fields.items()}
+    fields = {name: ours[topic.fields.get(name, name)] for name in parameters if name != "self"}
+    values = {
+        name: parameters[name] if item.enum is None else item.enum(parameters[name]) for name, item in fields.items()
+    }
     if values.get("strategy") == "steps" and values.get("steps") == 0:
         text = "`strategy='steps'` requires a positive value for `steps`, a number of update steps."
         raise_all([Problem("steps", values["steps"], text)])

@@ -222,16 +222,16 @@ _CONFIGURATIONS = ("config", "generation_config")
 """Attributes of a transformers model that are saved with its weights."""
 
 
-def _shell_of(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
-    if id(module) not in made:
+def _shell_of(module: nn.Module, shells: dict[int, nn.Module]) -> nn.Module:
+    if id(module) not in shells:
         shell: nn.Module = object.__new__(type(module))
-        made[id(module)] = shell
+        shells[id(module)] = shell
         vars(shell).update(vars(module))
-        parts = {name: None if part is None else _shell_of(part, made) for name, part in module._modules.items()}
+        parts = {name: None if part is None else _shell_of(part, shells) for name, part in module._modules.items()}
         # By `items`: where DeepSpeed watches a module, reading a name in its forward gathers the parameter.
         parameters = dict(module._parameters.items())
         vars(shell).update(_modules=parts, _parameters=parameters, _buffers=dict(module._buffers))
-    return made[id(module)]
+    return shells[id(module)]
 
 
 def shell_of(model: nn.Module) -> nn.Module:

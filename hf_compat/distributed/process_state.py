@@ -208,12 +208,12 @@ class ProcessState:
             yield _part(inputs, own, wanted)
 
 
-def _part(values: Any, own: slice, wanted: int) -> Any:
-    """Return ``values[own]``, padded with the last value to ``wanted`` items."""
-    missing = max(wanted - (own.stop - own.start), 0)
+def _part(values: Any, indices: slice, wanted: int) -> Any:
+    """Return ``values[indices]``, padded with the last value to ``wanted`` items."""
+    missing = max(wanted - (indices.stop - indices.start), 0)
     if hasattr(values, "select") and not isinstance(values, torch.Tensor):  # slicing a dataset would return a dict
-        return values.select([*range(own.start, own.stop), *[len(values) - 1] * missing])
-    part = values[own]
+        return values.select([*range(indices.start, indices.stop), *[len(values) - 1] * missing])
+    part = values[indices]
     if missing == 0:
         return part
     if isinstance(values, torch.Tensor):

@@ -261,9 +261,9 @@ class _InitialState:
 
     def __init__(self, callback: Callback) -> None:
         self.callback = callback
-        self._given: dict[str, Any] = {}
+        self._initial: dict[str, Any] = {}
         self._copied: set[str] = set()
-        """Names of the attributes in ``_given`` that are copies."""
+        """Names of the attributes in ``_initial`` that are copies."""
         self._left: dict[str, Any] | None = {}
         """The attributes as the last run left them; None in a run."""
 
@@ -274,24 +274,24 @@ class _InitialState:
         attributes, left = vars(self.callback), self._left
         changed = [name for name in attributes if name not in left or left[name] is not attributes[name]]
         for name in [*(name for name in left if name not in attributes), *changed]:
-            self._given.pop(name, None)
+            self._initial.pop(name, None)
             self._copied.discard(name)
         for name in changed:
             if _is_own(attributes, name):
                 try:
-                    self._given[name] = copy.deepcopy(attributes[name])
+                    self._initial[name] = copy.deepcopy(attributes[name])
                     self._copied.add(name)
                     continue
                 except Exception:  # of any class, by what cannot be copied
                     pass
-            self._given[name] = attributes[name]
+            self._initial[name] = attributes[name]
         self._left = None
 
     def restore(self) -> None:
         """Put back the attributes."""
         attributes = vars(self.callback)
         attributes.clear()
-        for name, value in self._given.items():
+        for name, value in self._initial.items():
             attributes[name] = copy.deepcopy(value) if name in self._copied else value
 
     def end(self) -> None:

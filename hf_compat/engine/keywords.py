@@ -290,32 +290,32 @@ def lightning_keywords(**keywords: Any) -> Iterator[None]:
         _for_all.reset(token)
 
 
-def with_keywords_for_all(own: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a Trainer's ``own`` keywords with those of the blocks of ``lightning_keywords`` around it."""
-    return {**_for_all.get(), **(own or {})}
+def with_keywords_for_all(keywords: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a Trainer's ``keywords`` with those of the blocks of ``lightning_keywords`` around it."""
+    return {**_for_all.get(), **(keywords or {})}
 
 
-def spelled_out(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``given`` with the keywords that ``fast_dev_run`` and ``barebones`` stand for."""
-    count = int(given.get("fast_dev_run") or 0)
-    keywords = {name: value for name, value in given.items() if name not in _OFF or value not in (None, 0)}
+def spelled_out(user_keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``user_keywords`` with the keywords that ``fast_dev_run`` and ``barebones`` stand for."""
+    count = int(user_keywords.get("fast_dev_run") or 0)
+    keywords = {name: value for name, value in user_keywords.items() if name not in _OFF or value not in (None, 0)}
     if count:
         keywords = {name: value for name, value in keywords.items() if name not in _SET_BY_DEVELOPMENT}
         keywords |= {"fast_dev_run": count, "limit_test_batches": count, "limit_predict_batches": count}
         keywords |= {"max_epochs": 1, "max_steps": count}
-        if not given.get("overfit_batches"):
+        if not user_keywords.get("overfit_batches"):
             keywords |= {"limit_train_batches": count, "limit_val_batches": count}
     return {**keywords, **_BARE} if keywords.get("barebones") else keywords
 
 
-def development_fields(given: Mapping[str, Any], *, has_eval_data: bool) -> dict[str, Any]:
+def development_fields(keywords: Mapping[str, Any], *, has_eval_data: bool) -> dict[str, Any]:
     """Return the fields that ``fast_dev_run`` sets, whatever the user set them to; none without it.
 
     Args:
-        given: The user's keywords.
+        keywords: The user's keywords.
         has_eval_data: Whether there is something to evaluate on.
     """
-    count = int(given.get("fast_dev_run") or 0)
+    count = int(keywords.get("fast_dev_run") or 0)
     if not count:
         return {}
     return {
@@ -330,15 +330,15 @@ def development_fields(given: Mapping[str, Any], *, has_eval_data: bool) -> dict
     }
 
 
-def barebones_problems(given: Mapping[str, Any]) -> list[str]:
+def barebones_problems(keywords: Mapping[str, Any]) -> list[str]:
     """Return why ``barebones`` is refused beside what it would switch off."""
-    if not given.get("barebones"):
+    if not keywords.get("barebones"):
         return []
     return [
-        f"`lightning={{'barebones': True, {name!r}: {given[name]!r}}}` contradict each other: `barebones` switches it "
-        "off. Remove one of them."
+        f"`lightning={{'barebones': True, {name!r}: {keywords[name]!r}}}` contradict each other: `barebones` switches "
+        "it off. Remove one of them."
         for name in _NOT_BARE
-        if given.get(name)
+        if keywords.get(name)
     ]
 
 
@@ -383,13 +383,13 @@ def with_fabric_variables(keywords: Mapping[str, Any] | None) -> tuple[dict[str,
     return meant, problems
 
 
-def _is_same(keyword: str, given: object, value: str) -> bool:
+def _is_same(keyword: str, argument: object, value: str) -> bool:
     if keyword != "precision":
-        return str(given) == value
+        return str(argument) == value
     try:
-        return precision_meant(given) == precision_meant(value)
+        return precision_meant(argument) == precision_meant(value)
     except TrainerSetupError:
-        return str(given) == value
+        return str(argument) == value
 
 
 def named(problem: str) -> str:

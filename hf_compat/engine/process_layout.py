@@ -224,16 +224,16 @@ _TOLD = {"MASTER_ADDR": "address", "MASTER_PORT": "port", "LOCAL_WORLD_SIZE": "p
 """Variables without which a launch has a guess of this fact, which a cluster environment may know better."""
 
 
-def _check_agrees(environment: ClusterEnvironment, given: Launch, launched: Launch, told: set[str]) -> None:
+def _check_agrees(environment: ClusterEnvironment, launch: Launch, launched: Launch, told: set[str]) -> None:
     """Refuse an environment that says something else than the launcher's variables.
 
     Args:
         environment: The environment.
-        given: What it says.
+        launch: What it says.
         launched: What the variables say.
         told: Those of ``_TOLD`` that are set.
     """
-    answers, variables = _facts(given), _facts(launched)
+    answers, variables = _facts(launch), _facts(launched)
     variables |= {fact: answers[fact] for name, fact in _TOLD.items() if name not in told}
     if answers != variables:
         raise TrainerSetupError(
@@ -296,10 +296,10 @@ class LaunchedEnvironment(ClusterEnvironment):
         given: The user's environment, which says the same, and is torn down when Lightning is done.
     """
 
-    def __init__(self, launch: Launch, given: ClusterEnvironment | None = None) -> None:
+    def __init__(self, launch: Launch, cluster: ClusterEnvironment | None = None) -> None:
         super().__init__()
         self._launch = launch
-        self._given = given
+        self._cluster = cluster
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -345,8 +345,8 @@ class LaunchedEnvironment(ClusterEnvironment):
 
     def teardown(self) -> None:
         """Tell the user's environment; Lightning's default one would delete WORLD_SIZE, which is still needed."""
-        if self._given is not None and type(self._given) is not LightningEnvironment:
-            self._given.teardown()
+        if self._cluster is not None and type(self._cluster) is not LightningEnvironment:
+            self._cluster.teardown()
 
 
 _UNSUPPORTED_ACCELERATE_VARIABLES = ("ACCELERATE_USE_MEGATRON_LM",)

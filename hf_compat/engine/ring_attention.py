@@ -65,11 +65,11 @@ def drop_masks(model: nn.Module) -> list[RemovableHandle]:
 
 
 def _without_mask(
-    layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if "attention_mask" not in named:
         return None
-    return given, {**named, "attention_mask": None, "is_causal": True}
+    return args, {**named, "attention_mask": None, "is_causal": True}
 
 
 def context_parallel_limits(size: int, model: nn.Module | None) -> Iterator[str]:

@@ -114,10 +114,15 @@ class _Meaning:
     """
 
     def __init__(
-        self, args: TrainingArguments, given: Mapping[str, Any], keywords: dict[str, Any], *, has_eval_data: bool
+        self,
+        args: TrainingArguments,
+        user_keywords: Mapping[str, Any],
+        keywords: dict[str, Any],
+        *,
+        has_eval_data: bool,
     ) -> None:
         self._args = args
-        self._given = given
+        self._user_keywords = user_keywords
         self.keywords = keywords
         self.fields: dict[str, Any] = {}
         self.written: dict[str, str] = {}
@@ -138,7 +143,7 @@ class _Meaning:
         if changed and uses_deepspeed(args) and "deepspeed" not in changed:
             names = ", ".join(f"`{name}`" for name in changed)
             self.problems.append(
-                f"`lightning={dict(given)}`: with `deepspeed`, set {names} in `TrainingArguments` instead."
+                f"`lightning={dict(user_keywords)}`: with `deepspeed`, set {names} in `TrainingArguments` instead."
             )
 
     @property
@@ -179,7 +184,7 @@ class _Meaning:
         args, keywords = self._args, self.keywords
         for name in FIELD_KEYWORDS:
             if name in keywords:
-                shown = f"'{name}': {keywords[name]!r}" if name in self._given else "'barebones': True"
+                shown = f"'{name}': {keywords[name]!r}" if name in self._user_keywords else "'barebones': True"
                 self._set(shown, FIELD_KEYWORDS[name](keywords[name]))
         if keywords.get("max_epochs") == -1 and max(args.max_steps, keywords.get("max_steps", -1)) < 0:
             self.problems.append(
@@ -188,7 +193,7 @@ class _Meaning:
 
     def _read_clipping(self) -> None:
         fields, self._clip_value = clipping_meant(self.keywords)
-        shown = as_given(self._given, ("gradient_clip_val", "gradient_clip_algorithm"))
+        shown = as_given(self._user_keywords, ("gradient_clip_val", "gradient_clip_algorithm"))
         if self._clip_value is not None and (uses_deepspeed(self._args) or "deepspeed" in self.fields):
             raise TrainerSetupError(
                 f"`lightning={{{shown}}}` is not supported with `deepspeed`, whose engine only clips by norm: set "
@@ -216,7 +221,7 @@ class _Meaning:
 
     def _read_precision(self) -> None:
         self.plugin, mixed = _precision_meant(self._args, self.keywords)
-        self._set(as_given(self._given, ("precision",)), mixed)
+        self._set(as_given(self._user_keywords, ("precision",)), mixed)
 
     def _check_end(self) -> None:
         """Note a minimum that is behind the end of the run."""
@@ -248,21 +253,21 @@ def _contradiction(keyword: str, name: str, current: object) -> str:
     return f"`lightning={{{keyword}}}` contradicts `{name}={shown!r}` of the training arguments. Set one of them only."
 
 
-def _precision_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple[Precision | None, dict[str, Any]]:
+def _precision_meant(args: TrainingArguments, keywords: Mapping[str, Any]) -> tuple[Precision | None, dict[str, Any]]:
     """Return the precision plugin and the fields that ``precision`` means.
 
     Raises:
         MissingPackageError: If the plugin needs a package that is not installed.
         TrainerSetupError: If it is unknown, or contradicts ``args`` or a plugin.
     """
-    meant = precision_meant(given.get("precision"))
+    meant = precision_meant(keywords.get("precision"))
     if meant is None:
         return None, {}
-    keyword = f"'precision': {given['precision']!r}"
+    keyword = f"'precision': {keywords['precision']!r}"
     wanted = meant if meant in ("bf16", "fp16") else "no"
     if (asked := args.mixed_precision) not in ("no", wanted):
         raise TrainerSetupError(_contradiction(keyword, asked, True))
-    others = [plugin for plugin in user_plugins(given) if isinstance(plugin, Precision)]
+    others = [plugin for plugin in user_plugins(keywords) if isinstance(plugin, Precision)]
     if others:
         name = type(others[0]).__name__
         raise TrainerSetupError(
@@ -273,12 +278,14 @@ def _precision_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple
     return (None if meant == "no" else true_precision(meant)), {}
 
 
-def _limits_meant(given: Mapping[str, Any]) -> DataLimits:
+def _limits_meant(keywords: Mapping[str, Any]) -> DataLimits:
     """Return how much of its data a run reads."""
-    shares = {name: 1.0 if given.get(name) is None else given[name] for name in SHARES}
-    both = shares["overfit_batches"] if given.get("overfit_batches") else None
-    predicts = shares["limit_test_batches" if given.get("limit_predict_batches") is None else "limit_predict_batches"]
-    epochs = given.get("max_epochs")
+    shares = {name: 1.0 if keywords.get(name) is None else keywords[name] for name in SHARES}
+    both = shares["overfit_batches"] if keywords.get("overfit_batches") else None
+    predicts = shares[
+        "limit_test_batches" if keywords.get("limit_predict_batches") is None else "limit_predict_batches"
+    ]
+    epochs = keywords.get("max_epochs")
     return DataLimits(
         train=shares["limit_train_batches"] if both is None else both,
         evaluation=shares["limit_val_batches"] if both is None else both,

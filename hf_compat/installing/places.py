@@ -229,23 +229,23 @@ class _WatchedLoader(Loader):
     The module keeps its own loader, so that sources and resources are found as ever.
     """
 
-    def __init__(self, own: Any, replacement: Replacement) -> None:
-        self._own = own
+    def __init__(self, loader: Any, replacement: Replacement) -> None:
+        self._loader = loader
         self._replacement = replacement
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._own.create_module(spec)
+        module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._own
+        module.__loader__ = self._loader
         if module.__spec__ is not None:
-            module.__spec__.loader = self._own
+            module.__spec__.loader = self._loader
         with self._replacement.executing(module.__name__):
-            self._own.exec_module(module)
+            self._loader.exec_module(module)
 
 
 class ModulesOfTransformers(MetaPathFinder):

@@ -157,8 +157,8 @@ class HFLightningCLI(LightningCLI):
         """Return the part of ``config`` that is of the subcommand."""
         return config if self.subcommand is None else config[self.subcommand]
 
-    def _check(self, given: Any) -> None:
-        path = given.get("ckpt_path")
+    def _check(self, config: Any) -> None:
+        path = config.get("ckpt_path")
         if self.subcommand == "fit" and path:
             raise TrainerSetupError(
                 f"`ckpt_path={path!r}`: Lightning would resume without data position and random states. Set "

@@ -255,31 +255,31 @@ def limited(plan: RunPlan, limits: DataLimits, *, num_train_epochs: float | None
     )
 
 
-def share_of(share: Share, whole: int | None, keyword: str) -> int | None:
-    """Return how many of ``whole`` are read, as Lightning counts them; None for all of an unknown number.
+def share_of(share: Share, total: int | None, keyword: str) -> int | None:
+    """Return how many of ``total`` are read, as Lightning counts them; None for all of an unknown number.
 
     Args:
         share: How many.
-        whole: How many there are; None if that is unknown.
+        total: How many there are; None if that is unknown.
         keyword: The keyword of ``lightning.Trainer``, for the message.
 
     Raises:
         DataError: If it is a fraction of an unknown number, or of less than one.
     """
     if isinstance(share, int):
-        return share if whole is None else min(share, whole)
+        return share if total is None else min(share, total)
     if share == 1.0:
-        return whole
-    if whole is None:
+        return total
+    if total is None:
         raise DataError(
             f"`lightning={{'{keyword}': {share!r}}}`: the data loader has no length, so a fraction of it is "
             "undefined. Set a number, or 1.0."
         )
-    if share > 0.0 and int(whole * share) == 0:
+    if share > 0.0 and int(total * share) == 0:
         raise DataError(
-            f"`lightning={{'{keyword}': {share!r}}}`: that is less than one of {whole}. Set at least {1 / whole:.3g}."
+            f"`lightning={{'{keyword}': {share!r}}}`: that is less than one of {total}. Set at least {1 / total:.3g}."
         )
-    return int(whole * share)
+    return int(total * share)
 
 
 # `EvaluationTimes` and `LoopSettings`: what Lightning's keywords say of a run and no training argument says.

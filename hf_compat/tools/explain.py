@@ -69,16 +69,16 @@ def explain_all() -> list[Explanation]:
     return [_explain(name, _DEFAULTS.get(name)) for name in _EFFECTS]
 
 
-def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
-    """Return the effect of the fields in ``given``, and the problems of their values.
+def explain_fields(fields: Mapping[str, Any]) -> list[Explanation]:
+    """Return the effect of ``fields``, and the problems of their values.
 
-    A problem of a field that is not in ``given``, perhaps set by the environment, has its own row. An unknown name is
+    A problem of a field that is not in ``fields``, perhaps set by the environment, has its own row. An unknown name is
     not a problem, but may get a suggestion: scripts have their own arguments in the same file.
     """
-    explained = {name: _explain(name, value) for name, value in given.items()}
-    for name, problem in _problems({name: value for name, value in given.items() if name in _SETTABLE}):
+    explained = {name: _explain(name, value) for name, value in fields.items()}
+    for name, problem in _problems({name: value for name, value in fields.items() if name in _SETTABLE}):
         row = explained.get(name) or _explain(name, _DEFAULTS[name])
-        secrets = [value for field, value in given.items() if is_secret_name(field) and isinstance(value, str)]
+        secrets = [value for field, value in fields.items() if is_secret_name(field) and isinstance(value, str)]
         explained[name] = replace(row, problems=(*row.problems, masked_text(problem, secrets)))
     return list(explained.values())
 
@@ -166,24 +166,24 @@ def _own_options(arguments: Iterable[str]) -> dict[str, str]:
     return {name: " ".join(values) for name, values in own.items()}
 
 
-def _problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the field and the text of every problem of ``given``."""
+def _problems(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the field and the text of every problem of ``fields``."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its row says that a name is deprecated
-            Seq2SeqTrainingArguments(**given)
+            Seq2SeqTrainingArguments(**fields)
     except ArgumentsError as error:
         yield from zip(error.fields, error.problems, strict=True)
     except (AttributeError, TypeError, ValueError):
-        found = list(_unusable(given))
+        found = list(_unusable(fields))
         if not found:  # no value alone, so perhaps a fault of hf_compat
             raise
         yield from found
 
 
-def _unusable(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _unusable(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the field and the text of every problem that a value is alone, those of impossible types included."""
-    for name, value in given.items():
+    for name, value in fields.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

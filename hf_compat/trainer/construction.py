@@ -90,15 +90,17 @@ _OTHER_NAMES = {
 """What other libraries and scripts call arguments of the Trainer, to the arguments."""
 
 
-def refuse_unknown(kind: type, given: Mapping[str, object]) -> None:
-    """Raise if there are keywords ``given`` to the constructor of the Trainer class ``kind`` that it does not have.
+def refuse_unknown(kind: type, keywords: Mapping[str, object]) -> None:
+    """Raise if the constructor of the Trainer class ``kind`` does not have one of ``keywords``.
 
     Raises:
         UnknownArgumentError: If there are; it says of each where it belongs.
     """
-    if given:
+    if keywords:
         own = _own_parameters(kind)
-        places = [f"`{name}` is not an argument of {kind.__name__}: {_place(name, given[name], own)}" for name in given]
+        places = [
+            f"`{name}` is not an argument of {kind.__name__}: {_place(name, keywords[name], own)}" for name in keywords
+        ]
         raise UnknownArgumentError("\n  ".join(places))
 
 
@@ -110,8 +112,8 @@ def _own_parameters(kind: type) -> list[str]:
     return [*dict.fromkeys(item.name for item in found if item.kind not in variable)]
 
 
-def _place(name: str, value: object, own: Sequence[str]) -> str:
-    """Return where the keyword ``name`` belongs, which is not one of a constructor's ``own``."""
+def _place(name: str, value: object, parameters: Sequence[str]) -> str:
+    """Return where the keyword ``name`` belongs, which is not one of a constructor's ``parameters``."""
     if name in _OTHER_NAMES:
         return f"use {_OTHER_NAMES[name]}."
     if name in LIGHTNING_KEYWORDS:
@@ -122,10 +124,10 @@ def _place(name: str, value: object, own: Sequence[str]) -> str:
         return "it is a field of `TrainingArguments`. Set it there, and pass them as `args`."
     if name in OTHER_NAMES_OF_FIELDS:
         return f"set {OTHER_NAMES_OF_FIELDS[name]} in `args`."
-    near = difflib.get_close_matches(name, [*own, *fields], n=1)
+    near = difflib.get_close_matches(name, [*parameters, *fields], n=1)
     if not near:
-        return f"it takes {', '.join(own)}."
-    return f"did you mean `{near[0]}`{'' if near[0] in own else ', a field of `TrainingArguments`'}?"
+        return f"it takes {', '.join(parameters)}."
+    return f"did you mean `{near[0]}`{'' if near[0] in parameters else ', a field of `TrainingArguments`'}?"
 
 
 def validate(trainer: Trainer) -> None:

@@ -206,16 +206,16 @@ class Resume:
         return rest
 
     def _start_with_different_windows(
-        self, plan: RunPlan, saved: DataPosition, rest: Iterable[Any], loader: Iterable[Any]
+        self, plan: RunPlan, saved: DataPosition, windows: Iterable[Any], loader: Iterable[Any]
     ) -> tuple[RunPlan, ResumePosition, ResumeOffset]:
         args = self._trainer.args
         epoch, left = saved.epoch, plan.batches_per_epoch
-        if has_length(rest):
-            left = max(min(len(rest), left - saved.samples // plan.samples_per_batch), 0)
+        if has_length(windows):
+            left = max(min(len(windows), left - saved.samples // plan.samples_per_batch), 0)
         elif saved.samples:
             left -= saved.samples // plan.samples_per_batch
         if left == 0:  # the rest of the epoch is a partial batch, which is dropped
-            epoch, left, rest = epoch + 1, plan.batches_per_epoch, loader
+            epoch, left, windows = epoch + 1, plan.batches_per_epoch, loader
         resumed, done = plan_for_rest(
             plan,
             num_train_epochs=epochs_to_train(args),
@@ -225,7 +225,11 @@ class Resume:
         )
         batches = plan.batches_per_epoch - left
         uncounted = saved.samples - batches * plan.samples_per_batch if epoch == saved.epoch else 0
-        return resumed, ResumePosition(epoch, done, batches, rest), ResumeOffset(epoch, uncounted, other_windows=True)
+        return (
+            resumed,
+            ResumePosition(epoch, done, batches, windows),
+            ResumeOffset(epoch, uncounted, other_windows=True),
+        )
 
     def _stream_of(self, position: DataPosition, plan: RunPlan, loader: Iterable[Any]) -> PreparedDataLoader | None:
         """Return a loader of the rest of a stateful stream; None if the checkpoint has no state that can be used.

@@ -186,7 +186,7 @@ def test_a_warning_is_given_once():
             warn_once(message)
     assert [(str(item.message), item.category) for item in caught] == [("a", HFCompatWarning), ("b", HFCompatWarning)]
     assert {item.filename for item in caught} == {__file__}
-    assert [pickle.loads(pickle.dumps(warn_once))._given] == [{"a", "b"}]
+    assert [pickle.loads(pickle.dumps(warn_once))._messages] == [{"a", "b"}]
 
 
 def test_a_warning_is_logged_once(caplog):

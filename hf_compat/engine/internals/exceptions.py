@@ -97,9 +97,9 @@ def wraps_stop_iteration(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return ``function``, which Lightning's loops call, so that a StopIteration leaves it as our error."""
 
     @wraps(function)
-    def call(*given: _P.args, **named: _P.kwargs) -> _R:
+    def call(*args: _P.args, **named: _P.kwargs) -> _R:
         try:
-            return function(*given, **named)
+            return function(*args, **named)
         except StopIteration as stop:
             raise StopIterationError(stop) from stop
 
@@ -110,9 +110,9 @@ def unwraps_stop_iteration(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return ``function``, which runs Lightning's loops, so that our error leaves it as what was raised."""
 
     @wraps(function)
-    def call(*given: _P.args, **named: _P.kwargs) -> _R:
+    def call(*args: _P.args, **named: _P.kwargs) -> _R:
         try:
-            return function(*given, **named)
+            return function(*args, **named)
         except StopIterationError as error:
             stop = error.stop
         raise stop  # outside of `except`, so that the context it was raised in is kept

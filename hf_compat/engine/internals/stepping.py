@@ -42,7 +42,7 @@ _CURRENT = "_current_fx_name"
 _AROUND_A_TRANSFER = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
-def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
+def call_hook(module: pl.LightningModule, name: str, *args: Any) -> None:
     """Call the hook ``name`` of callbacks and module in a :class:`TrainingLoop`.
 
     Contract: ``module._trainer`` is what the property ``trainer`` returns, which first looks for other things.
@@ -50,13 +50,13 @@ def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
     Args:
         module: The module of the current fit.
         name: The hook.
-        *given: Its arguments, besides trainer and module.
+        *args: Its arguments, besides trainer and module.
     """
     trainer: Any = module._trainer
     loop = trainer.fit_loop.epoch_loop
     if "hooks" not in loop.__dict__:  # a callback runs a backward pass before the first epoch
         loop.hooks = Hooks(trainer)
-    loop.hooks.call(name, *given)
+    loop.hooks.call(name, *args)
 
 
 class TrainingLoop(_TrainingEpochLoop):
@@ -310,20 +310,20 @@ class Hooks:
         self._silent: set[str] = set()
         """Hooks that nobody overrides; none under a profiler."""
 
-    def call(self, name: str, *given: Any) -> None:
+    def call(self, name: str, *args: Any) -> None:
         """Call the hook ``name`` of each callback, then of the module, whose ``_current_fx_name`` it is meanwhile."""
         if name in self._silent and self._trainer.callbacks == self._callbacks:
             return
         before = self.attributes[_CURRENT]
-        self.begin(name, *given)
-        self.end(name, *given)
+        self.begin(name, *args)
+        self.end(name, *args)
         self.attributes[_CURRENT] = before
 
-    def begin(self, name: str, *given: Any) -> None:
+    def begin(self, name: str, *args: Any) -> None:
         """Call the hook ``name`` of each callback; it is the module's ``_current_fx_name`` until :meth:`end`."""
         trainer, module = self._trainer, self._module
         if self.profiles:
-            _call_callback_hooks(trainer, name, *given)
+            _call_callback_hooks(trainer, name, *args)
             self.attributes[_CURRENT] = name
             return
         self.attributes[_CURRENT] = name
@@ -334,17 +334,17 @@ class Hooks:
         if name not in self._found:
             self._find(name)
         for callback in self._found[name][0]:
-            getattr(callback, name)(trainer, module, *given)
+            getattr(callback, name)(trainer, module, *args)
 
-    def end(self, name: str, *given: Any) -> Any:
+    def end(self, name: str, *args: Any) -> Any:
         """Call the hook ``name`` of the module, after those of the callbacks; return what it returns."""
         if self.profiles:
-            result = _call_lightning_module_hook(self._trainer, name, *given)
+            result = _call_lightning_module_hook(self._trainer, name, *args)
         else:
             if name not in self._found:
                 self._find(name)
             own = self._found[name][1]
-            result = None if own is None else own(*given)
+            result = None if own is None else own(*args)
         self.attributes[_CURRENT] = None
         return result
 

@@ -149,10 +149,10 @@ def parse_ddp_strategy(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str,
     return dict(strategy._ddp_kwargs), {name: getattr(strategy, f"_{name}") for name in hooks}, problems
 
 
-def _keyword_problems(given: Iterable[str]) -> Iterator[str]:
+def _keyword_problems(names: Iterable[str]) -> Iterator[str]:
     """Yield what is wrong about the names of keywords for torch's DDP."""
     known = [*inspect.signature(DistributedDataParallel.__init__).parameters][1:]
-    for name in given:
+    for name in names:
         if name not in known:
             free = ", ".join(each for each in known if each not in _CHOSEN_BY_TRAINER)
             yield f"`{name}` is not a keyword of `DistributedDataParallel`, use {free}"

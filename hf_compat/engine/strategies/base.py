@@ -118,7 +118,7 @@ class ModelStrategy(Strategy):
         precision.backward(loss, module, optimizer, *args, **kwargs)
         return precision.post_backward(loss, module)
 
-    def load_checkpoint(self, checkpoint_path: Any, *given: Any, **named: Any) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **named: Any) -> dict[str, Any]:
         """Load the weights of ``ckpt_path`` for an evaluation: a checkpoint of a run, or a Lightning checkpoint.
 
         Raises:
@@ -130,7 +130,7 @@ class ModelStrategy(Strategy):
                 "states. Pass it as `resume_from_checkpoint` to `hf_compat.lightning.callbacks` or `to_lightning`."
             )
         if not Path(checkpoint_path).is_dir():
-            return super().load_checkpoint(checkpoint_path, *given, **named)
+            return super().load_checkpoint(checkpoint_path, *args, **named)
         self.lightning_module.run.original("_load_from_checkpoint")(str(checkpoint_path))
         return {"pytorch-lightning_version": lightning.__version__}
 

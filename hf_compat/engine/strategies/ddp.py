@@ -117,8 +117,8 @@ _DDP_FIELDS = {
 """Field of ``TrainingArguments`` → the keyword of ``DistributedDataParallel`` that it sets unless it is None."""
 
 
-def ddp_settings(args: TrainingArguments, model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords of ``DistributedDataParallel`` that ``args`` set, overridden by those ``given``.
+def ddp_settings(args: TrainingArguments, model: nn.Module, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of ``DistributedDataParallel`` that ``args`` set, overridden by ``keywords``.
 
     ``find_unused_parameters`` is True by default, except for a transformers model with activation checkpointing.
     """
@@ -131,7 +131,7 @@ def ddp_settings(args: TrainingArguments, model: nn.Module, given: dict[str, Any
     for field, keyword in _DDP_FIELDS.items():
         if getattr(args, field) is not None:
             settings[keyword] = getattr(args, field)
-    return settings | given
+    return settings | keywords
 
 
 def _checkpoints_activations(model: nn.Module) -> bool:

@@ -314,11 +314,11 @@ class UlyssesAttention:
         return state, {**config, "train_batch_size": samples}
 
     def _attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, *given: Any, **named: Any
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, *args: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
         attend = self._exchanging if module.training else self._function
         groups = getattr(module, "num_key_value_groups", None)
-        result: tuple[Tensor, Tensor | None] = attend(module, query, key, value, None, *given, **named)
+        result: tuple[Tensor, Tensor | None] = attend(module, query, key, value, None, *args, **named)
         if groups is not None:
             module.num_key_value_groups = groups  # the exchange sets it to that of a rank's share of the heads
         return result

@@ -86,7 +86,7 @@ def _with_zero(
     unread: tuple[str, ...],
 ) -> EngineStates:
     partitions = Partitions(states, [_shapes(group) for group in contents[0]["param_shapes"]])
-    weights = _weights(contents, partitions.weights(), whole=not partitions.are_of_each_parameter)
+    weights = _weights(contents, partitions.weights(), is_whole=not partitions.are_of_each_parameter)
     problem = partitions.problem
     notes = []
     scaler = states[0].get("loss_scaler")
@@ -124,18 +124,20 @@ def _shapes(group: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in group.items()}
 
 
-def _weights(contents: Sequence[Mapping[str, Any]], trained: Mapping[str, Tensor], *, whole: bool) -> dict[str, Tensor]:
+def _weights(
+    contents: Sequence[Mapping[str, Any]], trained: Mapping[str, Tensor], *, is_whole: bool
+) -> dict[str, Tensor]:
     """Return the module's state dict, in its order.
 
     Args:
         contents: What each rank has saved of the model; one for all ranks if each had all of it.
         trained: The trainable parameters.
-        whole: Whether each rank had the whole model.
+        is_whole: Whether each rank had the whole model.
     """
     first = contents[0]
     module, shared = first["module"], first.get("shared_params") or {}
     buffers = set(first.get("buffer_names") or ())
-    frozen = {} if whole else _frozen(contents)
+    frozen = {} if is_whole else _frozen(contents)
     found: dict[str, Tensor] = {}
     for name, value in module.items():
         source = name
@@ -143,7 +145,7 @@ def _weights(contents: Sequence[Mapping[str, Any]], trained: Mapping[str, Tensor
             source = shared[source]
         if source in trained or source in frozen:
             found[name] = trained[source] if source in trained else frozen[source]
-        elif isinstance(value, Tensor) and (whole or name in buffers):
+        elif isinstance(value, Tensor) and (is_whole or name in buffers):
             found[name] = value
         elif isinstance(value, Tensor):
             raise CheckpointError(f"No file of DeepSpeed has the values of `{name}`: the checkpoint is damaged.")
@@ -286,9 +288,9 @@ def _is_deepspeed(folder: Path) -> bool:
 
 
 def _checkpoint(
-    path: Path, weights: Mapping[str, Any], rest: dict[str, Any], optimizers: Any, unread: list[str]
+    path: Path, weights: Mapping[str, Any], entries: dict[str, Any], optimizers: Any, unread: list[str]
 ) -> LightningCheckpoint:
-    release = str(rest[VERSION_KEY])
+    release = str(entries[VERSION_KEY])
     if release.startswith(("0.", "1.")):
         raise CheckpointError(
             f"`{path}` was written by Lightning {release}. Upgrade it first: `python -m "
@@ -301,7 +303,7 @@ def _checkpoint(
         notes.append(f"entries of `state_dict` that are not tensors: {', '.join(opaque)}.")
     if unread:
         notes.append(f"objects of {', '.join(unread)}: only tensors and plain values are read, no code is run.")
-    return LightningCheckpoint(path, tensors, rest, optimizers, notes)
+    return LightningCheckpoint(path, tensors, entries, optimizers, notes)
 
 
 def is_plain(value: object) -> bool:

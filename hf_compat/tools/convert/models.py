@@ -45,20 +45,20 @@ def has_adapters(weights: Iterable[str]) -> bool:
     return any(part in name for name in weights for part in _PARTS)
 
 
-def find_adapters(given: Path | None, hyper_parameters: Mapping[str, Any], weights: Collection[str]) -> Adapters | None:
+def find_adapters(path: Path | None, hyper_parameters: Mapping[str, Any], weights: Collection[str]) -> Adapters | None:
     """Return the configurations of the adapters in a checkpoint; None if they are not known.
 
     Args:
-        given: A folder or file with them; None to look into the hyperparameters if the weights are of a peft model.
+        path: A folder or file with them; None to look into the hyperparameters if the weights are of a peft model.
         hyper_parameters: A configuration of peft in them is taken, an object, a dict, or a dict of these by name.
         weights: The names of the checkpoint's weights.
 
     Raises:
-        CheckpointError: If there are none at ``given``, or others than in the weights.
+        CheckpointError: If there are none at ``path``, or others than in the weights.
     """
     found: Adapters = {}
-    if given is not None:
-        found = adapters_in(given)
+    if path is not None:
+        found = adapters_in(path)
     elif has_adapters(weights):
         found = _in_hyper_parameters(hyper_parameters)
     if not found:
@@ -259,25 +259,25 @@ class Architecture:
         """The name of the class, without adapters."""
         return type(unwrap_peft(self.model)).__name__
 
-    def complete(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``found``, the weights of this model, as its state dict: tied ones under each name.
+    def complete(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``weights``, the weights of this model, as its state dict: tied ones under each name.
 
-        Those of the adapters' base model are missing if ``found`` has none.
+        Those of the adapters' base model are missing if ``weights`` has none.
         """
         first: dict[str, Tensor] = {}
-        for name, value in found.items():
+        for name, value in weights.items():
             first.setdefault(self.first[name], value)
         return {name: first[self.first[name]] for name in self.shapes if self.first[name] in first}
 
-    def misfit(self, found: Mapping[str, Tensor]) -> str | None:
-        """Return why ``found`` are not the weights of this model, None if they are."""
-        present = {self.first[name] for name in found if name in self.first}
+    def misfit(self, weights: Mapping[str, Tensor]) -> str | None:
+        """Return why ``weights`` are not the weights of this model, None if they are."""
+        present = {self.first[name] for name in weights if name in self.first}
         needed = present | self.optional
         missing = [name for name in self.shapes if self.first[name] not in needed]
-        unexpected = [name for name in found if name not in self.shapes]
+        unexpected = [name for name in weights if name not in self.shapes]
         if missing or unexpected:
             return f"missing {_few(missing)}, unexpected {_few(unexpected)}"
-        for name, value in found.items():
+        for name, value in weights.items():
             if tuple(value.shape) != self.shapes[name]:
                 return f"`{name}` is of shape {tuple(value.shape)}, the configuration's of {self.shapes[name]}"
         return None
@@ -294,24 +294,24 @@ class Place:
 
 
 def find_configuration(
-    given: Path | None, hyper_parameters: Mapping[str, Any]
+    path: Path | None, hyper_parameters: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, Path | None]:
     """Return the model's configuration, and the folder of the model; None for each that is not known.
 
     Args:
-        given: A folder with ``config.json``, or such a file alone; None to look into the hyperparameters.
+        path: A folder with ``config.json``, or such a file alone; None to look into the hyperparameters.
         hyper_parameters: A configuration as a dict in them is taken, or the path of a folder.
 
     Raises:
-        CheckpointError: If there is no configuration at ``given``.
+        CheckpointError: If there is no configuration at ``path``.
     """
-    if given is not None:
-        file = given / _CONFIG_NAME if given.is_dir() else given
+    if path is not None:
+        file = path / _CONFIG_NAME if path.is_dir() else path
         if not file.is_file():
             raise CheckpointError(
-                f"`--model {given}` has no `{_CONFIG_NAME}`: pass a model's folder or its configuration."
+                f"`--model {path}` has no `{_CONFIG_NAME}`: pass a model's folder or its configuration."
             )
-        return read_json_object(file), given if given.is_dir() else None
+        return read_json_object(file), path if path.is_dir() else None
     for value in hyper_parameters.values():
         if isinstance(value, Mapping) and isinstance(value.get("model_type"), str) and is_plain(value):
             return dict(value), None

@@ -44,20 +44,26 @@ class Candidates:
     """What the names of the model's begin with."""
 
 
-def name_parameters(saved: Mapping[str, Any], candidates: Candidates, given: Sequence[Any] | None) -> NamedOptimizer:
+def name_parameters(
+    saved: Mapping[str, Any], candidates: Candidates, parameter_names: Sequence[Any] | None
+) -> NamedOptimizer:
     """Return ``saved``, an optimizer's state dict, by name.
 
     Args:
         saved: With indices or names for parameters.
         candidates: The parameters that there are.
-        given: Their names in the optimizer's order, in a list or in one for each group; None to find them.
+        parameter_names: Their names in the optimizer's order, in a list or in one for each group; None to find them.
 
     Raises:
         CheckpointError: If it is not certain which parameter is which.
     """
     groups = saved["param_groups"]
     counts = [len(group["params"]) for group in groups]
-    known = _known_names(groups, candidates) if given is None else _given_names(given, counts, candidates)
+    known = (
+        _known_names(groups, candidates)
+        if parameter_names is None
+        else _given_names(parameter_names, counts, candidates)
+    )
     order = None
     if known is None:
         order, known = _by_order(saved, counts, candidates)
@@ -86,8 +92,8 @@ def _known_names(groups: Sequence[Mapping[str, Any]], candidates: Candidates) ->
     return None
 
 
-def _given_names(given: Sequence[Any], counts: Sequence[int], candidates: Candidates) -> _Layout:
-    flat = [str(name) for part in given for name in ([part] if isinstance(part, str) else part)]
+def _given_names(names: Sequence[Any], counts: Sequence[int], candidates: Candidates) -> _Layout:
+    flat = [str(name) for part in names for name in ([part] if isinstance(part, str) else part)]
     if len(flat) != sum(counts):
         raise CheckpointError(f"`--parameters` has {len(flat)} names, but the optimizer has {sum(counts)} parameters.")
     return _cut([_full_name(name, candidates) for name in flat], counts)
@@ -206,9 +212,9 @@ def regroup(
     return NamedOptimizer(made, state, optimizer.by_order), [number for number, _ in layout]
 
 
-def _origin_of(own: Sequence[str], origin: Mapping[str, int], optimizer: NamedOptimizer, groups: Groups) -> int:
-    """Return the group whose options those in ``own`` have."""
-    numbers = sorted({origin[name] for name in own})
+def _origin_of(group: Sequence[str], origin: Mapping[str, int], optimizer: NamedOptimizer, groups: Groups) -> int:
+    """Return the group whose options those in ``group`` have."""
+    numbers = sorted({origin[name] for name in group})
     if not numbers:
         return len(optimizer.groups) - 1
     options = [{**optimizer.groups[number], "params": None} for number in numbers]

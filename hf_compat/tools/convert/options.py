@@ -88,23 +88,23 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def options_of(given: argparse.Namespace) -> Options:
+def options_of(arguments: argparse.Namespace) -> Options:
     """Return the options on the command line of ``hf-compat convert``.
 
     Raises:
         CheckpointError: If one of them cannot be used.
     """
     return Options(
-        weights_only=given.weights_only,
-        model=None if given.model is None else Path(given.model),
-        prefix=given.prefix,
-        architecture=given.architecture,
-        groups=given.groups,
-        parameters=None if given.parameters is None else _names_in(Path(given.parameters)),
-        batch_size=given.batch_size,
-        steps_between=None if given.steps_between is None else tuple(given.steps_between),
-        adapter=None if given.adapter is None else Path(given.adapter),
-        max_shard_size=None if given.max_shard_size is None else _bytes_of(given.max_shard_size),
+        weights_only=arguments.weights_only,
+        model=None if arguments.model is None else Path(arguments.model),
+        prefix=arguments.prefix,
+        architecture=arguments.architecture,
+        groups=arguments.groups,
+        parameters=None if arguments.parameters is None else _names_in(Path(arguments.parameters)),
+        batch_size=arguments.batch_size,
+        steps_between=None if arguments.steps_between is None else tuple(arguments.steps_between),
+        adapter=None if arguments.adapter is None else Path(arguments.adapter),
+        max_shard_size=None if arguments.max_shard_size is None else _bytes_of(arguments.max_shard_size),
     )
 
 
@@ -157,13 +157,13 @@ class Carried:
     """Name → configuration of each adapter of peft."""
 
     @classmethod
-    def from_checkpoint(cls, rest: Mapping[str, Any]) -> Carried:
+    def from_checkpoint(cls, checkpoint: Mapping[str, Any]) -> Carried:
         """Return what the entry holds; nothing if there is none, or a run went on since.
 
         Raises:
             CheckpointError: If it is damaged.
         """
-        entry = rest.get(OWN_KEY)
+        entry = checkpoint.get(OWN_KEY)
         if entry is None:
             return cls()
         try:

@@ -292,19 +292,19 @@ def _saved_names(source: _Source) -> ParameterNames | None:
 
 
 def _named(
-    saved: Mapping[str, Any], source: _Source, given: Sequence[Any] | None, *, must: bool
+    saved: Mapping[str, Any], source: _Source, names: Sequence[Any] | None, *, must: bool
 ) -> NamedOptimizer | None:
     """Return ``saved`` by name; None if the names are not known, unless they ``must`` be.
 
-    Without the model's class only those in ``given`` are: weight files do not have the model's order.
+    Without the model's class only those in ``names`` are: weight files do not have the model's order.
     """
     architecture = source.architecture
     known, orders = (source.weights, []) if architecture is None else (architecture.parameters, architecture.trained)
     shapes = {name: tuple(source.weights[name].shape) for name in known}
     try:
-        return name_parameters(saved, Candidates(shapes, orders, source.decayed, ""), given)
+        return name_parameters(saved, Candidates(shapes, orders, source.decayed, ""), names)
     except CheckpointError:
-        if must or given is not None:
+        if must or names is not None:
             raise
         return None
 

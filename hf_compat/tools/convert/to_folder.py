@@ -317,8 +317,8 @@ def _constant(rates: Sequence[Any], update_steps: int) -> dict[str, Any]:
     }
 
 
-def _callbacks(rest: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    states = rest.get("callbacks") or {}
+def _callbacks(checkpoint: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    states = checkpoint.get("callbacks") or {}
     kept = {key: state for key, state in states.items() if is_plain(state) and is_trusted(state)}
     lost = sorted(set(states) - set(kept))
     if lost:
@@ -372,5 +372,5 @@ def _refuse_unread(files: Mapping[str, Any]) -> None:
             )
 
 
-def _names(found: list[str]) -> str:
-    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

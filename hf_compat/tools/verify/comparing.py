@@ -254,22 +254,23 @@ def _text(values: Mapping[Moment, float], moment: Moment | None) -> str:
     return "-" if value is None else f"{value:.9g}"
 
 
-def _weights(found: WeightsDifference) -> Row:
-    if found.problem:
-        return Row("weights", "-", "-", "different", first=found.first, note=found.problem)
-    parameters = f"{found.count} parameters"
-    if found.first is None:
-        return Row("weights", parameters, parameters, "equal", 0.0, found.tolerance)
-    more = f" and {len(found.differing) - MOST_NAMED} more" if len(found.differing) > MOST_NAMED else ""
+def _weights(difference: WeightsDifference) -> Row:
+    if difference.problem:
+        return Row("weights", "-", "-", "different", first=difference.first, note=difference.problem)
+    parameters = f"{difference.count} parameters"
+    if difference.first is None:
+        return Row("weights", parameters, parameters, "equal", 0.0, difference.tolerance)
+    more = f" and {len(difference.differing) - MOST_NAMED} more" if len(difference.differing) > MOST_NAMED else ""
     note = (
-        f"first after step {found.first[1]} in module `{found.module}` "
-        f"({', '.join(found.differing[:MOST_NAMED])}{more}); largest in `{found.parameter}`: {found.absolute:.3g}"
+        f"first after step {difference.first[1]} in module `{difference.module}` "
+        f"({', '.join(difference.differing[:MOST_NAMED])}{more}); largest in `{difference.parameter}`: "
+        f"{difference.absolute:.3g}"
     )
-    is_different = found.largest > found.tolerance
+    is_different = difference.largest > difference.tolerance
     verdict: Verdict = "different" if is_different else "within tolerance"
-    since = (found.beyond or found.first) if is_different else found.first
-    differing = f"{len(found.differing)} of them differ"
-    return Row("weights", parameters, differing, verdict, found.largest, found.tolerance, since, note)
+    since = (difference.beyond or difference.first) if is_different else difference.first
+    differing = f"{len(difference.differing)} of them differ"
+    return Row("weights", parameters, differing, verdict, difference.largest, difference.tolerance, since, note)
 
 
 def _events(upstream: Record, ours: Record) -> Row:
@@ -374,11 +375,11 @@ def _names_differ(first: Mapping[str, str], second: Mapping[str, str]) -> str:
     return f"other parameters, or in another order: {', '.join(only[:MOST_NAMED])}"
 
 
-def _largest(theirs: Weights, own: Weights, changed: tuple[str, ...]) -> tuple[float, float, str | None] | None:
+def _largest(theirs: Weights, ours: Weights, changed: tuple[str, ...]) -> tuple[float, float, str | None] | None:
     """Return the largest relative difference, the absolute one there, and the parameter; None without the weights."""
-    if theirs.file is None or own.file is None:
+    if theirs.file is None or ours.file is None:
         return None
-    found = [(*_difference(theirs.file, own.file, name), name) for name in changed]
+    found = [(*_difference(theirs.file, ours.file, name), name) for name in changed]
     return max(found, default=(0.0, 0.0, None))
 
 

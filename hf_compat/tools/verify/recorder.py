@@ -72,7 +72,7 @@ class Recorder:
         watched.training_step = training_step
         watched.add_callback(callback(self))
 
-    def record_event(self, event: str, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
+    def record_event(self, event: str, args: Any, state: Any, control: Any, keywords: dict[str, Any]) -> None:
         """Record an event, and stop the run after its number of update steps."""
         if event == "on_train_begin":
             self._trains += 1
@@ -81,25 +81,25 @@ class Recorder:
         self.write("event", name=event, step=state.global_step)
         note = getattr(self, f"_{event}", None)
         if note is not None:
-            note(args, state, control, given)
+            note(args, state, control, keywords)
 
-    def _on_train_begin(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
-        self._keep_weights(given.get("model"), state.global_step, is_needed=True)
+    def _on_train_begin(self, args: Any, state: Any, control: Any, keywords: dict[str, Any]) -> None:
+        self._keep_weights(keywords.get("model"), state.global_step, is_needed=True)
 
-    def _on_step_begin(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
+    def _on_step_begin(self, args: Any, state: Any, control: Any, keywords: dict[str, Any]) -> None:
         self._began = time.perf_counter()
 
-    def _on_pre_optimizer_step(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
+    def _on_pre_optimizer_step(self, args: Any, state: Any, control: Any, keywords: dict[str, Any]) -> None:
         norms = [
             float(parameter.grad.detach().float().norm())
-            for _, parameter in _bare_parameters(given.get("model"))
+            for _, parameter in _bare_parameters(keywords.get("model"))
             if parameter.grad is not None
         ]
         self._gradients = math.sqrt(sum(norm * norm for norm in norms))
-        groups = getattr(given.get("optimizer"), "param_groups", [])
+        groups = getattr(keywords.get("optimizer"), "param_groups", [])
         self._rates = [float(group["lr"]) for group in groups]
 
-    def _on_step_end(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
+    def _on_step_end(self, args: Any, state: Any, control: Any, keywords: dict[str, Any]) -> None:
         seconds = time.perf_counter() - self._began
         self._done += 1
         losses = [float(loss.detach().float().mean()) for loss in self._losses]
@@ -112,25 +112,25 @@ class Recorder:
             learning_rates=self._rates,
             seconds=seconds,
         )
-        self._keep_weights(given.get("model"), state.global_step, is_needed=False)
+        self._keep_weights(keywords.get("model"), state.global_step, is_needed=False)
         if self._done >= self.steps:
             control.should_training_stop = True
             control.should_log = True
             control.should_evaluate |= not self._evaluated and _value(args, "eval_strategy") != "no"
             control.should_save |= _value(args, "save_strategy") not in ("no", "best")
 
-    def _on_log(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
-        self.write("log", step=state.global_step, values=dict(given.get("logs") or {}))
+    def _on_log(self, args: Any, state: Any, control: Any, keywords: dict[str, Any]) -> None:
+        self.write("log", step=state.global_step, values=dict(keywords.get("logs") or {}))
 
-    def _on_evaluate(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
+    def _on_evaluate(self, args: Any, state: Any, control: Any, keywords: dict[str, Any]) -> None:
         self._evaluated = True
-        self._on_predict(args, state, control, given)
+        self._on_predict(args, state, control, keywords)
 
-    def _on_predict(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
-        self.write("metrics", step=state.global_step, values=dict(given.get("metrics") or {}))
+    def _on_predict(self, args: Any, state: Any, control: Any, keywords: dict[str, Any]) -> None:
+        self.write("metrics", step=state.global_step, values=dict(keywords.get("metrics") or {}))
 
-    def _on_train_end(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
-        self._keep_weights(given.get("model"), state.global_step, is_needed=True, at="end")
+    def _on_train_end(self, args: Any, state: Any, control: Any, keywords: dict[str, Any]) -> None:
+        self._keep_weights(keywords.get("model"), state.global_step, is_needed=True, at="end")
         self._file.flush()
 
     def _keep_weights(self, model: Any, step: int, *, is_needed: bool, at: str = "step") -> None:
@@ -172,8 +172,8 @@ def callback_class(base: Any) -> type[Any]:
     """Return a callback of either library, with a method for each event that ``base`` has."""
 
     def method_of(event: str) -> Any:
-        def method(self: Any, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.recorder.record_event(event, args, state, control, given)
+        def method(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+            self.recorder.record_event(event, args, state, control, keywords)
 
         return method
 

@@ -101,8 +101,8 @@ def refuse_writes(protected: list[str], allowed: Sequence[str]) -> None:
     caches += [os.path.expanduser(folder) for folder in _USUAL_CACHES]
     free = [os.path.realpath(path) for path in (*allowed, *caches, tempfile.gettempdir())]
 
-    def watch(event: str, given: tuple[Any, ...]) -> None:
-        for path in _changed_by(event, given):
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        for path in _changed_by(event, args):
             full = os.path.realpath(path)
             is_refused = _depth(full, protected) > _depth(full, free)
             if is_refused and not (event == "os.mkdir" and os.path.isdir(full)):
@@ -114,13 +114,13 @@ def refuse_writes(protected: list[str], allowed: Sequence[str]) -> None:
     sys.addaudithook(watch)
 
 
-def _changed_by(event: str, given: tuple[Any, ...]) -> Iterator[str]:
+def _changed_by(event: str, args: tuple[Any, ...]) -> Iterator[str]:
     if event == "open":
-        path, mode, flags = given
+        path, mode, flags = args
         changes = any(letter in "wax+" for letter in mode) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
         found = [(path, None)] if changes else []
     else:
-        found = [(given[name], None if start is None else given[start]) for name, start in _CHANGES.get(event, ())]
+        found = [(args[name], None if start is None else args[start]) for name, start in _CHANGES.get(event, ())]
     for name, start in found:
         folder = _folder_of(start)
         if folder is not None and isinstance(name, str | bytes | os.PathLike):
