@@ -155,9 +155,9 @@ class _InUpdates:
         if accelerator is None:
             return method
         if not accelerator.sync_gradients:
-            return _do_nothing
+            return _instead_of(method, _do_nothing)
         scaler = accelerator.scaler if self._name == "step" else None
-        return method if scaler is None else _scaled(method, inner, scaler)
+        return method if scaler is None else _instead_of(method, partial(scaled_step, scaler, inner))
 
     def __set__(self, wrapper: Any, value: Any) -> None:
         vars(wrapper)[self._name] = value
@@ -166,15 +166,15 @@ class _InUpdates:
         del vars(wrapper)[self._name]
 
 
-def _scaled(step: Callable[..., Any], optimizer: Optimizer, scaler: GradScaler) -> Callable[..., Any]:
-    """Return ``step``, a method of ``optimizer``, by ``scaler``; schedules take it for the method, as torch's need."""
+def _instead_of(method: Callable[..., Any], action: Callable[..., Any]) -> Callable[..., None]:
+    """Return what does ``action``; schedules take it for ``method``, as torch's need."""
 
-    @wraps(step)
-    def scaled(closure: Any = None) -> None:
-        scaled_step(scaler, optimizer, *(() if closure is None else (closure,)))
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> None:
+        action(*args, **kwargs)
 
-    vars(scaled)["__func__"] = getattr(step, "__func__", step)
-    return scaled
+    vars(call)["__func__"] = getattr(method, "__func__", method)
+    return call
 
 
 _MEMBERS: dict[str, Callable[[Any], Any]] = {

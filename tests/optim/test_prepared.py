@@ -227,3 +227,24 @@ def test_it_has_the_members_of_accelerates(tmp_path):
     assert (wrapper.scaler, wrapper.imagined) == ("its own", 7)
     assert not hasattr(wrapper, "nowhere")
     assert copy.deepcopy(wrapper).imagined == 7
+
+
+def test_a_schedule_made_between_update_steps():
+    """It finds the optimizer's own step, which comes at the end of the update step."""
+
+    class Accumulating:
+        sync_gradients, scaler = False, None
+
+    optimizer, weight = used()
+    accelerator = Accumulating()
+    wrapper = prepare_optimizer(optimizer, CPU, accelerator)
+    schedule = torch.optim.lr_scheduler.StepLR(wrapper, 1, 0.5)
+    before = weight.tolist()
+    wrapper.step()
+    wrapper.zero_grad()
+    assert (weight.tolist(), weight.grad.tolist()) == (before, [1, 1])
+    accelerator.sync_gradients = True
+    wrapper.step()
+    schedule.step()
+    assert weight.tolist() == pytest.approx([value - 0.1 for value in before])
+    assert optimizer.param_groups[0]["lr"] == 0.05
