@@ -233,6 +233,9 @@ def replicated_by_sizes(kit: Kit) -> None:
     train(kit, language_model(kit, fields=fields))
 
 
+SCHEDULE_FREE: Fields = {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant", "save_strategy": "no"}
+"""An optimizer with other weights in evaluations, none of which a save follows."""
+
 GPU_SCENARIOS: dict[str, Body] = {
     "fp32": training(),
     "tf32_on": tf32(True),
@@ -334,6 +337,8 @@ RANKS_SCENARIOS: dict[str, Body] = {
         2, "full", model=partial(llama, attention_dropout=0.3), **of_fsdp2(activation_checkpointing=True)
     ),
     "fsdp2_lomo": sharded(2, "full", optim="lomo", gradient_accumulation_steps=1),
+    "fsdp2_schedule_free": sharded(2, "full", **SCHEDULE_FREE),
+    "fsdp2_schedule_free_tied": sharded(2, "full", model=tied_llama, **SCHEDULE_FREE),
     "fsdp2_not_resharded": sharded(2, "full", **of_fsdp2(reshard_after_forward=False)),
 }
 """Each scenario of several GPUs by its name."""
