@@ -447,3 +447,19 @@ def test_files_of_each_node(each, nodes, refused, tmp_path, monkeypatch):
     args = TrainingArguments(str(tmp_path), use_cpu=True, save_on_each_node=each)
     monkeypatch.setattr(TrainingArguments, "launch", Launch("torchrun", world_size=nodes, local_world_size=1))
     assert ["`save_on_each_node=True` with 2 nodes" in text for text in node_limits(args)] == [True] * refused
+
+
+@pytest.mark.skipif(MAJOR_4, reason="transformers 4 tells accelerate by a variable, which counts")
+@pytest.mark.parametrize("asked", ["no_shard", "shard_grad_op", "hybrid_shard"])
+@pytest.mark.parametrize("by_key", [False, True], ids=["the word", "the key"])
+def test_a_strategy_of_version_1_is_carried_out(asked, by_key, monkeypatch):
+    """Version 1 shards what it is asked to; accelerate shards all for transformers 5, unless a variable says so."""
+    monkeypatch.delenv("FSDP_SHARDING_STRATEGY", raising=False)
+    config = {"reshard_after_forward": asked} if by_key else {}
+    given = {"fsdp": True if by_key else asked, "fsdp_config": VERSION_1 | config}
+    theirs = transformers.TrainingArguments("out", use_cpu=True, **given)
+    assert read_fsdp(TrainingArguments("out", use_cpu=True, **given)).sharding == asked
+    assert theirs.fsdp_plugin_args["reshard_after_forward"] == asked
+    assert settings_of(plugin_of(theirs, monkeypatch)).sharding == "full_shard"
+    monkeypatch.setenv("FSDP_SHARDING_STRATEGY", asked)
+    assert settings_of(plugin_of(theirs, monkeypatch)).sharding == asked

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from tests.gpu.memory import exhausted, memory_of_the_gpu
 from tests.gpu.overrides import overrides
-from tests.scripts.sharded_common import llama
+from tests.scripts.sharded_common import adapted, llama
 from tests.support import helpers
 from tests.support.parity import Kit
 from tests.support.presharded import mixtral, presharded
@@ -339,6 +339,9 @@ RANKS_SCENARIOS: dict[str, Body] = {
     "fsdp2_lomo": sharded(2, "full", optim="lomo", gradient_accumulation_steps=1),
     "fsdp2_schedule_free": sharded(2, "full", **SCHEDULE_FREE),
     "fsdp2_schedule_free_tied": sharded(2, "full", model=tied_llama, **SCHEDULE_FREE),
+    "fsdp1_adapter": sharded(1, "full", model=adapted, save_strategy="no"),  # transformers saves no weight of it
+    "fsdp2_adapter": sharded(2, "full", model=adapted),
+    "fsdp2_adapter_tied": sharded(2, "full", model=partial(adapted, tie_word_embeddings=True)),
     "fsdp2_not_resharded": sharded(2, "full", **of_fsdp2(reshard_after_forward=False)),
 }
 """Each scenario of several GPUs by its name."""

@@ -117,6 +117,18 @@ def fsdp_units(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]:
     return [unit for unit in chosen if unit is not model and _shares_no_parameter(unit, holders)]
 
 
+def trained_leaves(model: nn.Module) -> list[nn.Module]:
+    """Return the modules without children whose weight is trained, which FSDP 1 has as units of a peft model.
+
+    References:
+        As the policy with which transformers wraps one, ``fsdp_auto_wrap_policy`` of peft.
+    """
+    holders = _count_registrations(model)
+    leaves = [module for module in model.modules() if not any(True for _ in module.children())]
+    trained = [leaf for leaf in leaves if getattr(getattr(leaf, "weight", None), "requires_grad", False)]
+    return [leaf for leaf in trained if _shares_no_parameter(leaf, holders)]
+
+
 def _own_embedding(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
     """Return the input embedding of ``model``, a unit of its own as in accelerate; none if it is tied, or in a unit."""
     find = getattr(model, "get_input_embeddings", None)
