@@ -260,11 +260,11 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
         return super().clip_grad_norm(clipped, max_norm, norm_type)
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state dict of ``model`` on the CPU on rank 0, an empty one on other ranks."""
+        """Return the full state dict of ``model``, on the CPU on rank 0 alone unless each rank has the whole model."""
         wrapped = self._wrapped(model)
         with self._with_state_dict_type(wrapped.root, full=True, rank0_only=True):
             state = wrapped.root.state_dict()
-        return state if self._launch.rank == 0 else {}
+        return state if self._launch.rank == 0 or self._settings.sharding == "no_shard" else {}
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return ``model`` in its wrapper, whose forward gathers the parameters."""
