@@ -336,6 +336,9 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
     """Load the adapter in ``folder``, the default one, and those in ``children``, each named like its folder.
 
     Those that were active stay so, also where they are several, of which transformers resumes with the first alone.
+
+    Raises:
+        CheckpointError: If a file cannot be read, has no weight, or does not fit.
     """
     was_training = model.training
     active = list(getattr(model, "active_adapters", ())) or [model.active_adapter]
@@ -343,8 +346,12 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
     for path, name in (*own, *((child, child.name) for child in children)):
         file = adapter_file(path)
         assert file is not None, "adapter folders hold one"
-        if file.suffix == ".bin":
-            load_trusted(file)  # peft is as strict, but its error would not name the file
+        # peft refuses code in pickles, too, but does not name the file; it takes one without a weight.
+        if next(read_weights(file), None) is None:
+            raise CheckpointError(
+                f"`{file}` has no weight of the adapter, as transformers writes it under FSDP 1 with peft 0.21: "
+                "what was trained is lost. Resume from another checkpoint."
+            )
         with _naming(file, model), _by_plain_names(model):
             model.load_adapter(str(path), name, is_trainable=trains_on and name in active)
     if len(active) > 1:

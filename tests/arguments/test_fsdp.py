@@ -19,7 +19,7 @@ from hf_compat.arguments.fsdp import (
     read_fsdp,
 )
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.strategies.sharding import fsdp_units
+from hf_compat.engine.strategies.sharding import fsdp_units, own_embedding, trained_leaves
 from hf_compat.errors import ArgumentsError
 
 transformers = pytest.importorskip("transformers")
@@ -463,3 +463,36 @@ def test_a_strategy_of_version_1_is_carried_out(asked, by_key, monkeypatch):
     assert settings_of(plugin_of(theirs, monkeypatch)).sharding == "full_shard"
     monkeypatch.setenv("FSDP_SHARDING_STRATEGY", asked)
     assert settings_of(plugin_of(theirs, monkeypatch)).sharding == asked
+
+
+class Embedded(torch.nn.Module):
+    """Has an embedding and a head, tied or not."""
+
+    def __init__(self, *, is_tied=False):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(4, 2), torch.nn.Linear(2, 4, bias=False)
+        if is_tied:
+            self.head.weight = self.embedding.weight
+
+    def get_input_embeddings(self):
+        """Return the embedding."""
+        return self.embedding
+
+
+class WithoutTokens(Embedded):
+    """A model of transformers' that has no such embedding."""
+
+    def get_input_embeddings(self):
+        """Raise what transformers raises."""
+        raise NotImplementedError
+
+
+def test_units_beside_the_layers():
+    """For FSDP 2 the embedding, if it is neither tied nor in a layer; for adapters under FSDP 1 each trained leaf."""
+    model = Embedded()
+    assert own_embedding(model, []) == [model.embedding]
+    assert own_embedding(Embedded(is_tied=True), []) == own_embedding(model, [model.embedding]) == []
+    assert own_embedding(WithoutTokens(), []) == own_embedding(torch.nn.Linear(2, 2), []) == []
+    assert trained_leaves(model) == [model.embedding, model.head]
+    model.embedding.requires_grad_(False)
+    assert trained_leaves(model) == [model.head]

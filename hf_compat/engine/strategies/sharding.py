@@ -83,7 +83,7 @@ def shard_model(
     }
     upcast = precision.param_dtype is not None
     units = fsdp_units(model, settings)
-    for unit in [*units, *_own_embedding(model, units)]:
+    for unit in [*units, *own_embedding(model, units)]:
         broadcast_from_rank0(unit, device, upcast=upcast)
         fully_shard(unit, reshard_after_forward=settings.reshards_after_forward, **policy)
     broadcast_from_rank0(model, device, upcast=upcast)
@@ -129,7 +129,7 @@ def trained_leaves(model: nn.Module) -> list[nn.Module]:
     return [leaf for leaf in trained if _shares_no_parameter(leaf, holders)]
 
 
-def _own_embedding(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
+def own_embedding(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
     """Return the input embedding of ``model``, a unit of its own as in accelerate; none if it is tied, or in a unit."""
     find = getattr(model, "get_input_embeddings", None)
     with suppress(NotImplementedError):  # of transformers' models without tokens
