@@ -100,12 +100,15 @@ def optimizer_state_by_name(optimizer: Optimizer, model: nn.Module) -> dict[str,
 
 
 def weights_for_resuming(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """Return what transformers resumes from of ``model``'s full state dict: of a peft model, trainable parameters."""
+    """Return what transformers resumes FSDP 2 from of ``model``'s full state dict: of a peft model, what is not frozen.
+
+    As from torch's ``get_model_state_dict(ignore_frozen_params=True)``, a frozen weight that is tied stays under each
+    of its names but the first.
+    """
     if not is_peft_model(model):
         return state
-    named = model.named_parameters(remove_duplicate=False)
-    trained = {name.replace(_WRAPPER, "") for name, parameter in named if parameter.requires_grad}
-    return {name: value for name, value in state.items() if name in trained}
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: value for name, value in state.items() if name not in frozen}
 
 
 def _parameter_names(optimizer: Optimizer, model: nn.Module) -> list[str]:

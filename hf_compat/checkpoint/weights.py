@@ -67,7 +67,7 @@ def save_weights(
             options["max_shard_size"] = max_shard_size
         if installed_release() < SINCE["saves_safetensors_only"] or not safe_serialization:
             options["safe_serialization"] = safe_serialization
-        with _as_whole(model) if state_dict is not None else nullcontext():
+        with _as_whole(model) if state_dict is not None else nullcontext(), _by_plain_names(model):
             call_override(model.save_pretrained, "save_directory", str(folder), state_dict=state_dict, **options)  # type: ignore[arg-type]
         return
     logger.info("%s is not a `PreTrainedModel`, only saving its state dict.", type(model).__name__)
@@ -91,6 +91,36 @@ def _as_whole(model: Any) -> Iterator[None]:
         yield
     finally:
         config.distributed_config = distributed
+
+
+@contextmanager
+def _by_plain_names(model: nn.Module) -> Iterator[None]:
+    """Context in which peft finds the layers of ``model``, a peft model, by the names that its state dict has.
+
+    peft selects an adapter's weights by the names of its layers, since 0.21. Those in a unit of FSDP 1 have the
+    wrapper's in them, so that nothing would be saved and nothing loaded.
+    """
+    if not is_peft_model(model):
+        yield
+        return
+
+    def named_modules(*args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in type(model).named_modules(model, *args, **kwargs):
+            yield name.replace("._fsdp_wrapped_module", ""), module
+
+    vars(model)["named_modules"] = named_modules
+    try:
+        yield
+    finally:
+        del vars(model)["named_modules"]
+
+
+def adapter_in(model: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the active adapter's part of the full state dict of ``model``, a peft model, by peft's names in files."""
+    from peft import get_peft_model_state_dict
+
+    with _by_plain_names(model):
+        return get_peft_model_state_dict(model, state_dict, adapter_name=model.active_adapter)  # type: ignore[no-any-return]
 
 
 def save_safetensors(state: object, path: str | os.PathLike[str], *, of: str) -> None:
@@ -306,6 +336,9 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
     """Load the adapter in ``folder``, the default one, and those in ``children``, each named like its folder.
 
     Those that were active stay so, also where they are several, of which transformers resumes with the first alone.
+
+    Raises:
+        CheckpointError: If a file cannot be read, has no weight, or does not fit.
     """
     was_training = model.training
     active = list(getattr(model, "active_adapters", ())) or [model.active_adapter]
@@ -313,9 +346,13 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
     for path, name in (*own, *((child, child.name) for child in children)):
         file = adapter_file(path)
         assert file is not None, "adapter folders hold one"
-        if file.suffix == ".bin":
-            load_trusted(file)  # peft is as strict, but its error would not name the file
-        with _naming(file, model):
+        # peft refuses code in pickles, too, but does not name the file; it takes one without a weight.
+        if next(read_weights(file), None) is None:
+            raise CheckpointError(
+                f"`{file}` has no weight of the adapter, as transformers writes it under FSDP 1 with peft 0.21: "
+                "what was trained is lost. Resume from another checkpoint."
+            )
+        with _naming(file, model), _by_plain_names(model):
             model.load_adapter(str(path), name, is_trainable=trains_on and name in active)
     if len(active) > 1:
         logger.warning("Multiple active adapters detected: %s stay active, not the first alone.", ", ".join(active))

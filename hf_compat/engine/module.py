@@ -20,6 +20,7 @@ from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.overriding import WarnOnce
 
 _PROBED = frozenset(
     {"batch_size", "datamodule", "hparams", "hparams_initial", "learning_rate", "lr", "qconfig", "saved_models"}
@@ -55,6 +56,10 @@ class Run(Protocol):
     @property
     def optimization(self) -> Optimization:
         """Creates optimizer and schedule."""
+
+    @property
+    def warn_once(self) -> WarnOnce:
+        """Gives each warning once."""
 
     def original(self, name: str) -> Callable[..., Any]:
         """Return the Trainer's method ``name``; where the module or the data stands in for it, the one before."""

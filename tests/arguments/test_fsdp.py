@@ -19,7 +19,7 @@ from hf_compat.arguments.fsdp import (
     read_fsdp,
 )
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.strategies.sharding import fsdp_units
+from hf_compat.engine.strategies.sharding import fsdp_units, own_embedding, trained_leaves
 from hf_compat.errors import ArgumentsError
 
 transformers = pytest.importorskip("transformers")
@@ -447,3 +447,52 @@ def test_files_of_each_node(each, nodes, refused, tmp_path, monkeypatch):
     args = TrainingArguments(str(tmp_path), use_cpu=True, save_on_each_node=each)
     monkeypatch.setattr(TrainingArguments, "launch", Launch("torchrun", world_size=nodes, local_world_size=1))
     assert ["`save_on_each_node=True` with 2 nodes" in text for text in node_limits(args)] == [True] * refused
+
+
+@pytest.mark.skipif(MAJOR_4, reason="transformers 4 tells accelerate by a variable, which counts")
+@pytest.mark.parametrize("asked", ["no_shard", "shard_grad_op", "hybrid_shard"])
+@pytest.mark.parametrize("by_key", [False, True], ids=["the word", "the key"])
+def test_a_strategy_of_version_1_is_carried_out(asked, by_key, monkeypatch):
+    """Version 1 shards what it is asked to; accelerate shards all for transformers 5, unless a variable says so."""
+    monkeypatch.delenv("FSDP_SHARDING_STRATEGY", raising=False)
+    config = {"reshard_after_forward": asked} if by_key else {}
+    given = {"fsdp": True if by_key else asked, "fsdp_config": VERSION_1 | config}
+    theirs = transformers.TrainingArguments("out", use_cpu=True, **given)
+    assert read_fsdp(TrainingArguments("out", use_cpu=True, **given)).sharding == asked
+    assert theirs.fsdp_plugin_args["reshard_after_forward"] == asked
+    assert settings_of(plugin_of(theirs, monkeypatch)).sharding == "full_shard"
+    monkeypatch.setenv("FSDP_SHARDING_STRATEGY", asked)
+    assert settings_of(plugin_of(theirs, monkeypatch)).sharding == asked
+
+
+class Embedded(torch.nn.Module):
+    """Has an embedding and a head, tied or not."""
+
+    def __init__(self, *, is_tied=False):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(4, 2), torch.nn.Linear(2, 4, bias=False)
+        if is_tied:
+            self.head.weight = self.embedding.weight
+
+    def get_input_embeddings(self):
+        """Return the embedding."""
+        return self.embedding
+
+
+class WithoutTokens(Embedded):
+    """A model of transformers' that has no such embedding."""
+
+    def get_input_embeddings(self):
+        """Raise what transformers raises."""
+        raise NotImplementedError
+
+
+def test_units_beside_the_layers():
+    """For FSDP 2 the embedding, if it is neither tied nor in a layer; for adapters under FSDP 1 each trained leaf."""
+    model = Embedded()
+    assert own_embedding(model, []) == [model.embedding]
+    assert own_embedding(Embedded(is_tied=True), []) == own_embedding(model, [model.embedding]) == []
+    assert own_embedding(WithoutTokens(), []) == own_embedding(torch.nn.Linear(2, 2), []) == []
+    assert trained_leaves(model) == [model.embedding, model.head]
+    model.embedding.requires_grad_(False)
+    assert trained_leaves(model) == [model.head]

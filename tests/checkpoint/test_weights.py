@@ -285,3 +285,14 @@ def test_weights_that_cannot_be_read(prepare, message, tmp_path):
     prepare(folder)
     with pytest.raises(CheckpointError, match=f"(?s){message}"):
         load_weights(PlainModel(), folder)
+
+
+@PEFT_WARNINGS
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_adapter_without_a_weight(name, tmp_path):
+    """A file as transformers writes it under FSDP 1 with peft 0.21 is an error, not an adapter that stays as it was."""
+    save_weights(lora(), tmp_path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    (save_file if name.endswith("safetensors") else torch.save)({}, tmp_path / name)
+    with pytest.raises(CheckpointError, match="has no weight of the adapter"):
+        load_weights(lora(), tmp_path)

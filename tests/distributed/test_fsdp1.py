@@ -50,11 +50,11 @@ def alone(tmp_path_factory):
 
 
 def check_as_one_process(folder, alone, name, same_as):
-    """Fail unless both processes saw what one process did; the first one has the weights."""
+    """Fail unless both processes saw what one process did; the first one has the weights, both if none are sharded."""
     found, other = seen(folder, name), seen(folder, name, rank=1)
     check(found, seen(alone, same_as))
     assert other["logs"] == found["logs"]
-    assert not other["weights"]
+    assert other["weights"].keys() == (found["weights"].keys() if name == "no_shard" else set())
 
 
 @pytest.mark.parametrize("name", ["everything", "best_and_twice"])
@@ -219,3 +219,29 @@ def test_checkpoint_of_one_process(tmp_path, alone, monkeypatch):
     launch(SCRIPT, tmp_path, "resume_elsewhere")
     resumed, whole = seen(tmp_path, "resume_elsewhere"), seen(alone, "steady")
     check({**resumed, "logs": resumed["logs"][:-1]}, {**whole, "logs": whole["logs"][:-1]})
+
+
+def test_what_is_not_sharded_is_counted_whole(thorough, alone):
+    """``total_flos`` with ``no_shard`` is that of one process; of a part on each rank it is about half, as upstream."""
+    whole = seen(alone, "steady")["flos"]
+    assert seen(thorough, "no_shard")["flos"] == whole
+    assert seen(thorough, "grad_op")["flos"] == pytest.approx(whole / 2, rel=0.1)
+
+
+def test_an_adapter_is_saved_and_resumed(thorough):
+    """All of an adapter's weights are in both of its files, by peft's names, and a resumed run ends with the same bits.
+
+    With peft 0.21 transformers writes files without a weight: layers have other names in wrappers than in state dicts.
+    """
+    found, folder = seen(thorough, "adapter"), thorough / "adapter" / "output" / "checkpoint-8"
+    weights = found["whole"]["weights"]
+    trained = {name.replace(".default", ""): value for name, value in weights.items() if "lora_" in name}
+    assert trained
+    for saved in (
+        load_file(folder / "adapter_model.safetensors"),
+        torch.load(folder / "pytorch_model_fsdp.bin", weights_only=True),
+    ):
+        assert saved.keys() == trained.keys()
+        assert all(torch.equal(saved[name], value) for name, value in trained.items())
+    assert found["resumed"]["logs"][:-1] == found["whole"]["logs"][:-1]
+    assert all(torch.equal(found["resumed"]["weights"][name], value) for name, value in weights.items())

@@ -83,8 +83,8 @@ def test_bf16(together, alone):
 
 
 def test_gradients_are_exchanged_once_an_update_step(together):
-    """Each unit's gradients, of two layers and the rest, are reduced once, however many batches a window has."""
-    assert seen(together, "llama_by_layers")["reductions"] == [3] * 8
+    """Each unit's gradients, of two layers, embedding and rest, are reduced once, however many batches a window has."""
+    assert seen(together, "llama_by_layers")["reductions"] == [4] * 8
 
 
 def test_evaluation_and_prediction(together, alone):
@@ -255,3 +255,16 @@ def test_what_fsdp_cannot_do_is_told_first(together, case, told):
     """Each is an error of every process before any of them trains."""
     for rank in (0, 1):
         assert told in seen(together, "refused", rank)["told"][case]
+
+
+def test_weights_of_an_evaluation(together):
+    """Where an optimizer has other weights in evaluations, the first batch after one has some of them; corrected, none.
+
+    So it is in transformers, with which ``tests/gpu`` compares it; here a run warns. A save gathers the trained ones.
+    """
+    pytest.importorskip("schedulefree")
+    found = seen(together, "schedule_free")
+    assert found["plain"]["losses"][:4] == found["saved"]["losses"][:4]
+    assert found["plain"]["losses"][4] != found["saved"]["losses"][4]
+    assert found["corrected"]["losses"] == found["saved"]["losses"]
+    assert (found["plain"]["warnings"], found["corrected"]["warnings"]) == (1, 0)

@@ -14,8 +14,9 @@ from packaging.version import Version
 
 from tests.gpu.memory import exhausted, memory_of_the_gpu
 from tests.gpu.overrides import overrides
-from tests.scripts.sharded_common import llama
+from tests.scripts.sharded_common import adapted, llama
 from tests.support import helpers
+from tests.support.helpers import EVENTS
 from tests.support.parity import Kit
 from tests.support.presharded import mixtral, presharded
 from tests.support.scenarios.common import language_model, plain
@@ -233,6 +234,45 @@ def replicated_by_sizes(kit: Kit) -> None:
     train(kit, language_model(kit, fields=fields))
 
 
+def not_sharded(kit: Kit) -> None:
+    """FSDP 1 with the whole model on each rank, which transformers 5 has where this variable says so too."""
+    os.environ["FSDP_SHARDING_STRATEGY"] = "NO_SHARD"
+    sharded(1, "full", **{**fsdp(1, "full"), "fsdp": "no_shard"})(kit)
+
+
+def wrapped_optimizer(version: int | None = None) -> Body:
+    """Return a scenario that keeps what callbacks and methods find in the optimizer's wrapper, under FSDP or DDP."""
+
+    def body(kit: Kit) -> None:
+        found: list[tuple[str, str]] = []
+
+        def note(event: str, optimizer: Any) -> None:
+            found.append((event, type(optimizer.optimizer).__name__))
+
+        class Looks(kit.Trainer):  # type: ignore[misc, name-defined]
+            def training_step(self, *given: Any, **named: Any) -> Any:
+                note("training_step", self.optimizer)
+                return super().training_step(*given, **named)
+
+            def _save_checkpoint(self, *given: Any, **named: Any) -> Any:
+                note("_save_checkpoint", self.optimizer)
+                return super()._save_checkpoint(*given, **named)
+
+        def looking(event: str) -> Any:
+            return lambda self, args, state, control, **named: note(event, named["optimizer"])
+
+        events = {event: looking(event) for event in EVENTS if event not in ("on_init_end", "on_prediction_step")}
+        callbacks = [type("Looking", (kit.TrainerCallback,), events)()]
+        every = {**ACCUMULATION, **CADENCE, **({} if version is None else fsdp(version, "full"))}
+        kit.train(language_model(kit, fields=every, model=kit.model(llama), subclass=Looks, callbacks=callbacks))
+        kit.keep("found", found)
+
+    return body
+
+
+SCHEDULE_FREE: Fields = {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant", "save_strategy": "no"}
+"""An optimizer with other weights in evaluations, none of which a save follows."""
+
 GPU_SCENARIOS: dict[str, Body] = {
     "fp32": training(),
     "tf32_on": tf32(True),
@@ -334,6 +374,15 @@ RANKS_SCENARIOS: dict[str, Body] = {
         2, "full", model=partial(llama, attention_dropout=0.3), **of_fsdp2(activation_checkpointing=True)
     ),
     "fsdp2_lomo": sharded(2, "full", optim="lomo", gradient_accumulation_steps=1),
+    "fsdp2_schedule_free": sharded(2, "full", **SCHEDULE_FREE),
+    "fsdp2_schedule_free_tied": sharded(2, "full", model=tied_llama, **SCHEDULE_FREE),
+    "fsdp1_adapter": sharded(1, "full", model=adapted, save_strategy="no"),  # transformers saves no weight of it
+    "fsdp1_whole": not_sharded,
+    "ddp_wrapped_optimizer": wrapped_optimizer(),
+    "fsdp1_wrapped_optimizer": wrapped_optimizer(1),
+    "fsdp2_wrapped_optimizer": wrapped_optimizer(2),
+    "fsdp2_adapter": sharded(2, "full", model=adapted),
+    "fsdp2_adapter_tied": sharded(2, "full", model=partial(adapted, tie_word_embeddings=True)),
     "fsdp2_not_resharded": sharded(2, "full", **of_fsdp2(reshard_after_forward=False)),
 }
 """Each scenario of several GPUs by its name."""

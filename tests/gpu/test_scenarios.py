@@ -42,19 +42,21 @@ ONE_GPU_SLOW = {
 }
 TWO_GPUS = {
     "ddp": "ddp_fp32 ddp_fp16 ddp_overrides_in_fp16 ddp_memory_runs_out",
-    "fsdp": "fsdp2_fp16_full fsdp1_bf16_sharded",
+    "fsdp": "fsdp2_fp16_full fsdp1_bf16_sharded fsdp2_schedule_free fsdp2_wrapped_optimizer",
     "context parallel": "cp_fp32_full",
 }
 """Quick groups of scenarios on two GPUs."""
 TWO_GPUS_SLOW = {
     "ddp": "ddp_bf16 ddp_by_sizes ddp_overrides ddp_in_8_bits ddp_in_8_bits_on_its_gpu ddp_quantized "
     "ddp_fp16_overflow ddp_best_checkpoint ddp_noisy_embeddings ddp_compiled ddp_bf16_full_evaluation "
-    "objects_that_move",
+    "objects_that_move ddp_wrapped_optimizer",
     "fsdp 1": "fsdp1_fp32_full fsdp1_fp32_sharded fsdp1_bf16_full fsdp1_fp16_full fsdp1_fp16_sharded "
-    "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16 resume_fsdp1_tied_full fsdp1_tied_sharded",
+    "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16 resume_fsdp1_tied_full fsdp1_tied_sharded "
+    "fsdp1_adapter fsdp1_whole fsdp1_wrapped_optimizer",
     "fsdp 2": "fsdp2_fp32_full fsdp2_bf16_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "
     "resume_fsdp2_fp32 resume_fsdp2_bf16 fsdp2_tied_sharded fsdp2_best_checkpoint fsdp2_noisy_embeddings "
-    "fsdp2_compiled fsdp2_lomo fsdp2_not_resharded fsdp2_checkpointed fsdp2_fp16_overflow resume_fsdp2_tied_full",
+    "fsdp2_compiled fsdp2_lomo fsdp2_not_resharded fsdp2_checkpointed fsdp2_fp16_overflow resume_fsdp2_tied_full "
+    "fsdp2_schedule_free_tied fsdp2_adapter fsdp2_adapter_tied",
     "deepspeed": "zero2_fp16 zero0_fp16 zero1_fp32 zero1_bf16 zero1_fp16 zero2_fp32 zero2_bf16 zero2_own_optimizer "
     "zero2_checkpointed zero2_offloaded resume_zero2_fp32 resume_zero2_bf16 resume_zero2_fp16",
     "deepspeed, parameters in parts": "zero3_fp32 zero3_bf16 zero3_fp16 zero3_offloaded zero3_in_parts "

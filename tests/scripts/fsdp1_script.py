@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def seen_of(trainer: Any) -> Seen:
     names = ("loss", "grad_norm", "eval_loss", "train_loss")
     logs = [{name: line[name] for name in names if name in line} for line in trainer.state.log_history]
     weights = {name: weight.clone() for name, weight in trainer.accelerator.get_state_dict(trainer.model).items()}
-    return {"logs": logs, "weights": weights, "called": trainer.seen}
+    return {"logs": logs, "weights": weights, "called": trainer.seen, "flos": trainer.state.total_flos}
 
 
 def seen_of_a_run(folder: Path, *given: Any, **fields: Any) -> Seen:
@@ -155,6 +156,15 @@ def _resumed(folder: Path, **config: Any) -> Seen:
     fields: Seen = {"save_strategy": "steps", "save_steps": 3}
     whole = seen_of_a_run(folder, "full_shard", config, **fields)
     trainer = trainer_for(folder / "again", "full_shard", config, **fields)
+    trainer.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-3"))
+    return {"whole": whole, "resumed": seen_of(trainer)}
+
+
+def adapter(folder: Path) -> Seen:
+    """An adapter's training, and that of another one, which goes on from the first one's checkpoint in an epoch."""
+    fields: Seen = {"save_strategy": "steps", "save_steps": 3}
+    whole = seen_of_a_run(folder, build=sharded_common.adapted, **fields)
+    trainer = trainer_for(folder / "again", build=partial(sharded_common.adapted, 1), **fields)
     trainer.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-3"))
     return {"whole": whole, "resumed": seen_of(trainer)}
 
@@ -274,6 +284,7 @@ SEVERAL = {
         recomputed,
         resume_whole,
         resume_flat,
+        adapter,
         by_lightning,
         generated,
         loaded_once,

@@ -15,7 +15,7 @@ from hf_compat.checkpoint.background import Snapshot
 from hf_compat.distributed import collectives
 from hf_compat.trainer import model_files
 from tests.scripts.fsdp2_script import FULL, LAYERS, SHARDED, seen_of, trainer_for
-from tests.scripts.sharded_common import Seen, held, llama, world
+from tests.scripts.sharded_common import Seen, adapted, held, llama, world
 from tests.support import helpers
 
 SAVES = {
@@ -155,15 +155,6 @@ def made_by_first(folder: Path) -> Seen:
     trainer = trainer_for(folder, model)
     trainer.train()
     return seen_of(trainer)
-
-
-def adapted(seed: int = 0) -> Any:
-    """Return a model with an adapter, in one of whose matrices all is drawn from ``seed``."""
-    from peft import LoraConfig, get_peft_model
-
-    model = llama()
-    torch.manual_seed(seed)
-    return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
 
 
 def adapter(folder: Path) -> Seen:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ SGD = {"optim": "sgd", "learning_rate": 0.1}
 """A key's bias in GPT-2 has no gradient but rounding errors, which Adam would make as large as any."""
 FULL = {"state_dict_type": "FULL_STATE_DICT"}
 LAYERS = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **FULL}
+CORRECTED = {"semantics": "corrected"}
 SHARDED = {"state_dict_type": "SHARDED_STATE_DICT"}
 
 
@@ -172,6 +174,23 @@ def gpt2_with_dropout(folder: Path) -> Seen:
     return seen
 
 
+def schedule_free(folder: Path) -> Seen:
+    """Losses and warnings of runs with other weights in evaluations: as transformers, with saves, and corrected."""
+    seen: Seen = {}
+    if find_spec("schedulefree") is None:
+        return seen
+    optimizer = {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}
+    for name, fields in {"plain": {}, "saved": {"save_strategy": "epoch"}, "corrected": CORRECTED}.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer = trainer_for(folder / name, llama(), **optimizer, **fields)
+            trainer.train()
+        warned = sum("AdamWScheduleFree has other weights" in str(warning.message) for warning in caught)
+        losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+        seen[name] = {"losses": losses, "warnings": warned}
+    return seen
+
+
 def llama_in_bf16(folder: Path) -> Seen:
     return seen_of_a_run(folder, llama, bf16=True)
 
@@ -190,6 +209,7 @@ SEVERAL = {name: body for name, body in ONE_PROCESS.items() if name != "gpt2_one
     "llama_offloaded": llama_offloaded,
     "gpt2_computed_again": gpt2_computed_again,
     "gpt2_with_dropout": gpt2_with_dropout,
+    "schedule_free": schedule_free,
 }
 
 

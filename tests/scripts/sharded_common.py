@@ -64,6 +64,15 @@ def llama(seed: int = 0, **fields: Any) -> Any:
     return LlamaForCausalLM(LlamaConfig(**(settings | fields)))
 
 
+def adapted(seed: int = 0, **fields: Any) -> Any:
+    """Return such a Llama with an adapter, in one of whose matrices all is drawn from ``seed``."""
+    from peft import LoraConfig, get_peft_model
+
+    model = llama(**fields)
+    torch.manual_seed(seed)
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+
+
 def second_model(accelerator: Any) -> list[str]:
     """Return the errors of preparing a second model that is trained; one that is not is returned as it is."""
     second, told = nn.Linear(2, 2), []

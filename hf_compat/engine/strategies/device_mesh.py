@@ -25,6 +25,7 @@ from hf_compat.arguments.parallelism import ParallelSizes, world_size_problem
 from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.checkpoint import distributed_files, names, states, weights
 from hf_compat.checkpoint.background import CheckpointFile, Put, as_it_is
+from hf_compat.engine.internals.loops import is_fitting
 from hf_compat.engine.internals.strategies import set_up_with_mesh
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout, with_mesh
 from hf_compat.engine.ring_attention import (
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
 
+_EVALUATED_WEIGHTS = (
+    "`optim`: {name} has other weights in evaluations. With FSDP 2, as in transformers, the first batch after an "
+    "evaluation that no save follows still has the evaluated ones of what stays gathered: the head and the last norm. "
+    "Set `TrainingArguments(semantics='corrected')` to gather the trained ones."
+)
+
+
 class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
     """Shards the model's parameters in place as DTensors, once: later runs use the sharded model.
 
@@ -54,6 +62,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         shard: Shards a model in place over the device mesh of the layout; does nothing with a model that it has
             sharded before. None: ``from_pretrained`` has sharded it, and its ``save_pretrained`` communicates.
         saves_sharded: Whether checkpoints contain each rank's shards; otherwise full state dicts.
+        keeps_evaluated: Whether training goes on with parameters that an evaluation has gathered, as in transformers.
     """
 
     def __init__(
@@ -63,6 +72,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         *,
         shard: Callable[[nn.Module, DeviceMesh], None] | None,
         saves_sharded: bool,
+        keeps_evaluated: bool,
     ) -> None:
         super().__init__(
             data_parallel_size=process_layout.data_parallel_size,
@@ -76,7 +86,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         self._launch = process_layout.launch
         self._device = device
         self._mesh = process_layout.mesh
-        self._shard = shard
+        self._shard, self._keeps_evaluated = shard, keeps_evaluated
         self._context_size = process_layout.sizes.cp
         self._hooks: list[RemovableHandle] = []
 
@@ -126,9 +136,13 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         super().teardown()
 
     def on_validation_end(self) -> None:
-        """Free the parameters that the evaluation gathered, since no backward pass follows that would."""
+        """Free the parameters that the evaluation gathered, unless training goes on with them."""
         module: Any = self.lightning_module
-        reshard(module.model)
+        if not (self._keeps_evaluated and is_fitting(module.trainer)):
+            reshard(module.model)
+        elif isinstance(module.model, FSDPModule):
+            for name in (type(each).__name__ for each in self.optimizers if callable(getattr(each, "eval", None))):
+                module.run.warn_once(_EVALUATED_WEIGHTS.format(name=name))
 
     on_test_end = on_validation_end
 
@@ -258,7 +272,8 @@ def presharded_strategy(
     process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
 ) -> DeviceMeshStrategy:
     """Return the strategy of a model that ``from_pretrained`` has sharded."""
-    return DeviceMeshStrategy(process_layout, device, shard=None, saves_sharded=False)
+    corrected = resolve_semantics(args.semantics).corrected
+    return DeviceMeshStrategy(process_layout, device, shard=None, saves_sharded=False, keeps_evaluated=not corrected)
 
 
 def presharded_layout(
@@ -318,7 +333,7 @@ def tensor_parallel_strategy(
     settings = process_layout.fsdp or FsdpSettings(version=2)
     dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-    keeps_masks = resolve_semantics(args.semantics).corrected
+    corrected = resolve_semantics(args.semantics).corrected
 
     def shard(model: nn.Module, mesh: DeviceMesh) -> None:
         if is_split(model):
@@ -327,10 +342,16 @@ def tensor_parallel_strategy(
         split_model(model, mesh[TENSOR_PARALLEL])
         if sharding_mesh(mesh).size() > 1:
             shard_model(
-                model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=keeps_masks
+                model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=corrected
             )
 
-    return DeviceMeshStrategy(process_layout, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
+    return DeviceMeshStrategy(
+        process_layout,
+        device,
+        shard=shard,
+        saves_sharded=settings.state_dict_type != "full",
+        keeps_evaluated=not corrected,
+    )
 
 
 # FSDP version 2: the model's parameters sharded over ranks by torch's `fully_shard`.
@@ -345,15 +366,21 @@ def fsdp2_strategy(
     dtype = computing_dtype(args.mixed_precision, device)
     # As accelerate: units return the dtype that they compute in, the loss included, and no autocast is around them.
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
-    keeps_masks = resolve_semantics(args.semantics).corrected
+    corrected = resolve_semantics(args.semantics).corrected
 
     def shard(model: nn.Module, mesh: DeviceMesh) -> None:
         if not isinstance(model, FSDPModule):
             shard_model(
-                model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=keeps_masks
+                model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=corrected
             )
 
-    return DeviceMeshStrategy(process_layout, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
+    return DeviceMeshStrategy(
+        process_layout,
+        device,
+        shard=shard,
+        saves_sharded=settings.state_dict_type != "full",
+        keeps_evaluated=not corrected,
+    )
 
 
 def computing_dtype(mixed_precision: str, device: torch.device) -> torch.dtype | None:

@@ -35,9 +35,15 @@ from hf_compat.checkpoint.background import CheckpointFile, Put
 from hf_compat.distributed.launch import Launch
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
-from hf_compat.engine.strategies.sharding import broadcast_from_rank0, checkpoint_activations, find_layers, fsdp_units
+from hf_compat.engine.strategies.sharding import (
+    broadcast_from_rank0,
+    checkpoint_activations,
+    find_layers,
+    fsdp_units,
+    trained_leaves,
+)
 from hf_compat.errors import TrainerSetupError
-from hf_compat.model_facts import unwrap_model
+from hf_compat.model_facts import is_peft_model, unwrap_model
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -123,7 +129,7 @@ def _wrap(
     _check_frozen(model, settings)
     if settings.activation_checkpointing:
         checkpoint_activations(model, find_layers(model, settings.layer_classes))
-    units = set(fsdp_units(model, settings))
+    units = {*fsdp_units(model, settings), *(trained_leaves(model) if is_peft_model(model) else ())}
     on_cpu = device.type == "cpu"
     if on_cpu and settings.sync_module_states:  # torch's sync_module_states needs a GPU
         broadcast_from_rank0(model, device, upcast=False)
@@ -254,11 +260,11 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
         return super().clip_grad_norm(clipped, max_norm, norm_type)
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state dict of ``model`` on the CPU on rank 0, an empty one on other ranks."""
+        """Return the full state dict of ``model``, on the CPU on rank 0 alone unless each rank has the whole model."""
         wrapped = self._wrapped(model)
         with self._with_state_dict_type(wrapped.root, full=True, rank0_only=True):
             state = wrapped.root.state_dict()
-        return state if self._launch.rank == 0 else {}
+        return state if self._launch.rank == 0 or self._settings.sharding == "no_shard" else {}
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return ``model`` in its wrapper, whose forward gathers the parameters."""
@@ -328,8 +334,10 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
             put(CheckpointFile(torch.save, state, Path(folder, names.FULL_OPTIMIZER_NAME)))
         del state  # before the next file's content is gathered
         model = unwrap_model(root)
-        resumable = states.weights_for_resuming(model, self.full_state_dict(model))
+        resumable = self.full_state_dict(model)
         if saves_common:
+            if is_peft_model(model):
+                resumable = weights.adapter_in(model, resumable)
             put(CheckpointFile(torch.save, resumable, Path(folder, names.FULL_FSDP_WEIGHTS_NAME)))
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:

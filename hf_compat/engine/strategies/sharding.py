@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ def shard_model(
         else OffloadPolicy(),
     }
     upcast = precision.param_dtype is not None
-    for unit in fsdp_units(model, settings):
+    units = fsdp_units(model, settings)
+    for unit in [*units, *own_embedding(model, units)]:
         broadcast_from_rank0(unit, device, upcast=upcast)
         fully_shard(unit, reshard_after_forward=settings.reshards_after_forward, **policy)
     broadcast_from_rank0(model, device, upcast=upcast)
@@ -113,6 +115,29 @@ def fsdp_units(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]:
         chosen = list(_modules_by_size(model, settings.min_num_params, Counter()))
     holders = _count_registrations(model)
     return [unit for unit in chosen if unit is not model and _shares_no_parameter(unit, holders)]
+
+
+def trained_leaves(model: nn.Module) -> list[nn.Module]:
+    """Return the modules without children whose weight is trained, which FSDP 1 has as units of a peft model.
+
+    References:
+        As the policy with which transformers wraps one, ``fsdp_auto_wrap_policy`` of peft.
+    """
+    holders = _count_registrations(model)
+    leaves = [module for module in model.modules() if not any(True for _ in module.children())]
+    trained = [leaf for leaf in leaves if getattr(getattr(leaf, "weight", None), "requires_grad", False)]
+    return [leaf for leaf in trained if _shares_no_parameter(leaf, holders)]
+
+
+def own_embedding(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
+    """Return the input embedding of ``model``, a unit of its own as in accelerate; none if it is tied, or in a unit."""
+    find = getattr(model, "get_input_embeddings", None)
+    with suppress(NotImplementedError):  # of transformers' models without tokens
+        embedding = None if find is None else find()
+        inside = {part for unit in units for part in unit.modules()}
+        if isinstance(embedding, nn.Module) and embedding not in {model, *inside}:
+            return [embedding] if _shares_no_parameter(embedding, _count_registrations(model)) else []
+    return []
 
 
 def find_layers(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
