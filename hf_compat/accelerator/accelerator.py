@@ -204,7 +204,6 @@ class Accelerator(ProcessState):
         self._optimizers: list[Any] = []
         self._schedulers: list[PreparedSchedule] = []
         self._dataloaders: list[PreparedDataLoader] = []
-        self._backend.loaders.prepared = self._dataloaders
         self._held: tuple[nn.Module, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -508,6 +507,7 @@ class Accelerator(ProcessState):
             layout=layout,
         )
         _add(self._dataloaders, prepared)
+        self._backend.loaders.prepared.add(prepared)
         return prepared
 
     def skip_first_batches(self, dataloader: Iterable[Any], num_batches: int = 0) -> Iterable[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
+from weakref import WeakSet
 
 import lightning.pytorch as pl
 import torch
@@ -363,12 +364,22 @@ class Loaders:
     Attributes:
         train: The train loader of the current or last fit.
         evaluation: The loader of the evaluation under way.
-        prepared: The loaders that the Trainer's accelerator has prepared; a copy of upstream's loop reads those.
+        prepared: The loaders that the Trainer's accelerator has prepared, as long as something else holds them; a copy
+            of upstream's loop, or a script beside the Trainer's, reads those.
     """
 
     train: object = None
     evaluation: object = None
-    prepared: list[Any] = field(default_factory=list)
+    prepared: WeakSet[Any] = field(default_factory=WeakSet)
+    _latest: int = 0
+    """Number of the last pass that had begun before the evaluation under way."""
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()  # a pickle has no loaders, and weak references cannot be pickled
+
+    @property
+    def _in_use(self) -> list[Any]:
+        return [loader for loader in (self.train, *self.prepared) if getattr(loader, "in_pass", False)]
 
     @property
     def current(self) -> object:
@@ -378,13 +389,14 @@ class Loaders:
         """
         if self.evaluation is not None:
             return self.evaluation
-        in_use = [loader for loader in (self.train, *self.prepared) if getattr(loader, "in_pass", False)]
-        return max(in_use, key=lambda loader: loader.pass_number, default=None)
+        return max(self._in_use, key=lambda loader: loader.pass_number, default=None)
 
     def watch_evaluation(self, loader: object) -> object:
         """Set the evaluation loader, None at the end of the evaluation; return the previous one."""
         before, self.evaluation = self.evaluation, loader
+        if before is None:
+            self._latest = max((each.pass_number for each in self._in_use), default=0)
         if loader is None:  # the evaluation has read what it needs, without asking for a batch after the last
             for each in self.prepared:
-                each.in_pass = each.in_pass and each is self.train
+                each.in_pass = each.in_pass and each.pass_number <= self._latest
         return before

@@ -101,16 +101,23 @@ def scaled_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: 
         all the same, and leaves the weights; as with accelerate that counts as a step, so that the schedule goes on.
     """
     skipped, optimizer = True, unwrap_optimizer(optimizer)
+    step, own = optimizer.step, vars(optimizer)  # hooks of torch's need its constructor, without which some do
+    patched = own.get("step")
 
-    def note_step(*_: Any) -> None:
+    @wraps(step)
+    def noting(*given: Any, **named: Any) -> Any:
         nonlocal skipped
         skipped = False
+        return step(*given, **named)
 
-    made = optimizer.register_step_post_hook(note_step)
+    own["step"] = noting
     try:
         output = scaler.step(optimizer, *args, **kwargs)
     finally:
-        made.remove()
+        if patched is None:
+            del own["step"]
+        else:
+            own["step"] = patched
     scaler.update()
     return output, skipped
 

@@ -16,7 +16,7 @@ from hf_compat.arguments.releases import effective_args
 from hf_compat.callbacks.handler import close_progress_bars
 from hf_compat.data.windows import ResumePosition, Window, WindowLoader
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
-from hf_compat.engine.internals.loops import continues_epoch, may_stop
+from hf_compat.engine.internals.loops import allow_next_step, continues_epoch, may_stop
 from hf_compat.engine.internals.stepping import TrainingLoop
 from hf_compat.engine.lightning_callbacks import IdleHooks, decay_added_parameters
 from hf_compat.engine.module import HFModule
@@ -246,6 +246,8 @@ class RunHooks(IdleHooks):
         self.timing = None if times is None else EvaluationTiming(trainer, times)
         self.reloading = Reloading(settings.reload_every) if settings.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
+        self._stops = False
+        """Whether Lightning's ``should_stop`` is that of the Trainer's ``control``, and no Lightning callback's."""
         counts = trainer.args.include_num_input_tokens_seen != "no"
         self.counts_tokens_ahead = counts and not trainer.semantics.counts_tokens_after_batch
         self._keeps_past = effective_args(trainer.args).past_index >= 0
@@ -385,8 +387,14 @@ class RunHooks(IdleHooks):
         )
 
     def agree_on_stopping(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
-        """Keep ``control.should_training_stop`` and Lightning's ``should_stop`` equal."""
-        control = trainer.control
-        if pl_trainer.should_stop:  # set by a Lightning callback, such as EarlyStopping
+        """Keep ``control.should_training_stop`` and Lightning's ``should_stop`` equal.
+
+        Callbacks may take back what was requested, also by the default flow at the last planned update step.
+        """
+        control, plan = trainer.control, self.progress.plan
+        if pl_trainer.should_stop and not self._stops:  # set by a Lightning callback, such as EarlyStopping
             control.should_training_stop = True
-        pl_trainer.should_stop = control.should_training_stop
+            return
+        self._stops = pl_trainer.should_stop = control.should_training_stop
+        if not self._stops and plan is not None and trainer.state.global_step >= plan.max_steps:
+            allow_next_step(pl_trainer)

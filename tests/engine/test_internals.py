@@ -422,3 +422,13 @@ def test_gradients_of_collectives_begin_with_a_vote(monkeypatch):
         distributed.destroy_process_group()
     assert (len(votes), value.grad.tolist()) == (2, [1.0, 1.0])
     assert operators.all_to_all_single is before
+
+
+@pytest.mark.parametrize(("most", "then"), [(0, 1), (3, 3), (-1, -1)], ids=["reached", "not reached", "no limit"])
+def test_the_limit_of_steps_is_what_the_loops_ask_for(most, then):
+    """The loops compare the steps made, here none, with ``epoch_loop.max_steps``, which can be raised by one."""
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", max_epochs=1, max_steps=most)
+    loops.allow_next_step(trainer)
+    assert trainer.max_steps == trainer.fit_loop.max_steps == then
+    for read in (pl.loops.fit_loop._FitLoop.done, _TrainingEpochLoop._is_training_done):
+        assert "_is_max_limit_reached(self" in inspect.getsource(read.fget)

@@ -93,6 +93,31 @@ def overflowing(*, version: int | None = None, **fields: Any) -> Body:
     return body
 
 
+def around_another(kit: Kit) -> None:
+    """The script's optimizer steps another one, and has not called torch's constructor."""
+
+    class Slow(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.defaults = inner, inner.defaults
+            self.param_groups, self.state = inner.param_groups, inner.state
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.inner.zero_grad(set_to_none)
+
+        def state_dict(self) -> Any:
+            return self.inner.state_dict()
+
+        def load_state_dict(self, state: Any) -> None:
+            self.inner.load_state_dict(state)
+
+    model = kit.model(helpers.PlainModel)
+    optimizer = Slow(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    train(kit, plain(kit, model=model, optimizers=(optimizer, None), fields={**CADENCE, "fp16": True}))
+
+
 def own_scaler(*, in_override: bool = False, **fields: Any) -> Body:
     """Return a scenario in which the script puts a gradient scaler of its own into the accelerator.
 
@@ -287,6 +312,7 @@ GPU_SCENARIOS: dict[str, Body] = {
     "scaler_of_an_override": own_scaler(in_override=True, gradient_accumulation_steps=2, optim="adamw_torch"),
     "optimizer_of_the_script_fp16": partial(handed_over, fused=True, fields={"fp16": True}),
     "optimizer_of_the_script_fp16_plain": partial(handed_over, fields={"fp16": True}),
+    "optimizer_around_another_fp16": around_another,
     "fp16_after_fp32": lambda kit: after_another_trainer(kit, {}, {"fp16": True}),
     "fp32_after_fp16": lambda kit: after_another_trainer(kit, {"fp16": True}, {}),
     "bf16_full_evaluation": training(bf16_full_eval=True),

@@ -25,7 +25,8 @@ ONE_GPU = {
     "precision": "fp32 bf16_on_gpu fp16 fp16_overflow_fused fp16_overflow_plain tf32_on tf32_off",
     "gradient scalers": "scaler_of_the_script scaler_of_an_override",
     "loading and memory": "pinned workers memory_of_the_gpu memory_runs_out best_checkpoint",
-    "optimizers of the script": "optimizer_with_a_state optimizer_of_the_script_fp16 fp16_stepped_by_the_user",
+    "optimizers of the script": "optimizer_with_a_state optimizer_of_the_script_fp16 "
+    "optimizer_around_another_fp16 fp16_stepped_by_the_user",
     "objects that move": "objects_that_move_without_waiting batches_that_move",
     "resuming": "resume_fp16 resume_bf16",
     "overrides": "overrides_in_fp16 overrides_compiled",

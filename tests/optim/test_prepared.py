@@ -13,7 +13,7 @@ from torch import nn
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.optim.prepared import prepare_optimizer, unwrap_optimizer
+from hf_compat.optim.prepared import prepare_optimizer, scaled_step, unwrap_optimizer
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.trainers import arguments
 
@@ -248,3 +248,33 @@ def test_a_schedule_made_between_update_steps():
     schedule.step()
     assert weight.tolist() == pytest.approx([value - 0.1 for value in before])
     assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another, as ``Lookahead`` of packages is: torch's constructor is not called."""
+
+    def __init__(self, inner):
+        self.inner, self.defaults = inner, inner.defaults
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+@pytest.mark.parametrize("patched", [False, True], ids=["its method", "patched by a schedule"])
+@pytest.mark.parametrize("make", [Around, lambda inner: inner], ids=["around another", "torch's"])
+def test_a_scaled_step_is_counted_and_leaves_no_trace(make, patched):
+    """It says whether the scaler has called the optimizer, of any class, and puts back what is called as its step."""
+    inner, weight = used(torch.optim.SGD)
+    optimizer, scaler = make(inner), torch.amp.GradScaler("cpu", init_scale=2.0)
+    if patched:
+        torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    before, skipped = vars(optimizer).get("step"), []
+    for gradient in (2.0, float("inf"), 4.0):
+        scaler.scale(torch.ones(()))  # which makes the scale
+        weight.grad = torch.full((2,), gradient)
+        skipped.append(scaled_step(scaler, optimizer)[1])
+    assert skipped == [False, True, False]
+    # By 0.1 as it was made, by 0.1 times 2 / 2, not at all, by 0.1 times 4 / 1, as the scale is halved.
+    assert torch.allclose(weight, torch.full((2,), 0.4))
+    assert vars(optimizer).get("step") is before

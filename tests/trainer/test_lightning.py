@@ -324,3 +324,21 @@ def test_an_exit_in_a_callback_stays_an_exit(tmp_path):
         with pytest.raises(SystemExit) as ended:
             call()
         assert ended.value.code == 7
+
+
+def test_a_stop_of_a_lightning_callback_holds(tmp_path):
+    """A callback of the Trainer that says at each event whether to stop takes back its own requests alone."""
+
+    class Stopping(Callback):
+        def on_train_batch_end(self, trainer, *given):
+            trainer.should_stop = trainer.global_step == 2
+
+    class Deciding(hf_compat.TrainerCallback):
+        def on_step_end(self, args, state, control, **given):
+            control.should_training_stop = False
+
+        on_epoch_end = on_step_end
+
+    trainer = trainer_of_12(tmp_path, callbacks=[Stopping(), Deciding()], num_train_epochs=2)
+    trainer.train()
+    assert (trainer.state.global_step, trainer.control.should_training_stop) == (2, True)

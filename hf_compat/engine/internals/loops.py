@@ -116,6 +116,16 @@ def without_minimum(pl_trainer: pl.Trainer) -> None:
     pl_trainer.fit_loop.min_epochs = pl_trainer.fit_loop.epoch_loop.min_steps = None
 
 
+def allow_next_step(pl_trainer: pl.Trainer) -> None:
+    """Let ``pl_trainer`` make another update step than its ``max_steps``, within its ``max_epochs``.
+
+    Contract: the loops read ``epoch_loop.max_steps``, -1 for no limit, before each batch and each epoch.
+    """
+    loop = pl_trainer.fit_loop.epoch_loop
+    if loop.max_steps != -1:
+        loop.max_steps = max(loop.max_steps, loop.global_step + 1)
+
+
 class AutogradModes:
     """The modes of autograd in which a fit is called; Lightning sets its own ones for the time of the fit.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from tests.support import helpers
 from tests.support.parity import Kit, scenario
 from tests.support.scenarios.common import accuracy, classifier, language_model, plain
@@ -349,3 +351,35 @@ def metrics_of_batches_longer_than_their_length(kit: Kit) -> None:
 
     kit.evaluate(_uneven(kit, prepares=True, fields={"batch_eval_metrics": True}, compute_metrics=counted))
     kit.keep("asked", asked)
+
+
+@scenario()
+def loader_of_the_script_beside_the_trainers(kit: Kit) -> None:
+    """The loader whose pass began last is the one in use, also one that was prepared long before the training."""
+
+    class SemiSupervised(kit.Trainer):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            rows = helpers.ListDataset(helpers.vector_rows(7, seed=2))
+            self.unlabelled = self.accelerator.prepare(DataLoader(rows, batch_size=3, collate_fn=self.data_collator))
+            self.batches = iter(self.unlabelled)
+
+        def compute_loss(self, model: Any, inputs: Any, *given: Any, **more: Any) -> Any:
+            labels = inputs["labels"]
+            loss = super().compute_loss(model, inputs, *given, **more)
+            if model.training:
+                batch = next(self.batches, None) or next(self.batches_anew())
+                loss = loss + 0.1 * model(features=batch["features"])["logits"].square().mean()
+            state = self.accelerator.gradient_state
+            gathered = self.accelerator.gather_for_metrics(labels)
+            seen.append([len(gathered), state.end_of_dataloader, state.remainder, state.in_dataloader])
+            return loss
+
+        def batches_anew(self) -> Any:
+            self.batches = iter(self.unlabelled)
+            return self.batches
+
+    seen: list[Any] = []
+    fields = {"num_train_epochs": 2, "eval_strategy": "steps", "eval_steps": 3}
+    train(kit, plain(kit, subclass=SemiSupervised, fields=fields))
+    kit.keep("seen", seen)

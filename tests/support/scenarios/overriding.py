@@ -442,3 +442,48 @@ def windows_with_a_batch_too_many(kit: Kit) -> None:
             return batches + batches[:2], count
 
     train(kit, plain(kit, rows=30, subclass=Repeating, fields=TWO_EPOCHS))
+
+
+@scenario()
+def callback_takes_a_stop_back(kit: Kit) -> None:
+    """What ends a run is what the callbacks leave of the request: this one goes on to the end of the last epoch."""
+
+    class GoingOn(kit.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            control.should_training_stop = False
+
+    train(kit, plain(kit, fields={"max_steps": 5, "save_strategy": "steps", "save_steps": 3}, callbacks=[GoingOn()]))
+
+
+@scenario()
+def callback_takes_a_stop_back_at_an_epoch_end(kit: Kit) -> None:
+    """It was requested within the epoch, which it ends; the next one begins all the same."""
+
+    class GoingOn(kit.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            control.should_training_stop = state.global_step in (1, 4)
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            control.should_training_stop = state.global_step == 4
+
+    train(kit, plain(kit, fields={**TWO_EPOCHS, "num_train_epochs": 4}, callbacks=[GoingOn()]))
+
+
+@scenario()
+def steps_added_by_a_callback(kit: Kit) -> None:
+    """The number in the state says when to stop: with more than were planned, within the epochs that were."""
+
+    class Adding(kit.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            state.max_steps = 7
+
+    train(kit, plain(kit, fields={"max_steps": 5, "eval_strategy": "epoch"}, callbacks=[Adding()]))
+
+
+@scenario()
+def nothing_stops_at_the_last_step(kit: Kit) -> None:
+    """Without the default flow a run with ``max_steps`` goes on to the end of its last epoch."""
+    trainer = plain(kit, fields={"max_steps": 2})
+    flow = next(each for each in trainer.callback_handler.callbacks if type(each).__name__ == "DefaultFlowCallback")
+    trainer.remove_callback(type(flow))
+    kit.train(trainer)
