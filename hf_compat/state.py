@@ -173,8 +173,6 @@ class TrainerState(metaclass=CountsCounterparts):
     stateful_callbacks: Any = None
     """Class name → state. The constructor also takes the objects themselves, see :class:`ExportableState`."""
 
-    _missing = frozenset[str]()  # not a field: those set by a run that are not in the file of an older release
-
     def __post_init__(self) -> None:
         if self.log_history is None:  # None in a call or a file means an empty history
             self.log_history = []
@@ -203,6 +201,16 @@ class TrainerState(metaclass=CountsCounterparts):
             CheckpointError: If the file is not a valid trainer state.
             FileNotFoundError: If there is no such file.
         """
+        return cls.load_with_missing(json_path)[0]
+
+    @classmethod
+    def load_with_missing(cls, json_path: str | os.PathLike[str]) -> tuple[Self, list[str]]:
+        """Return what :meth:`load_from_json` does, and which fields set by a run the file of an older release lacks.
+
+        Raises:
+            CheckpointError: If the file is not a valid trainer state.
+            FileNotFoundError: If there is no such file.
+        """
         content = read_json_object(json_path)
         for name, is_valid in _VALIDATORS.items():
             if name in content and not is_valid(content[name]):
@@ -217,21 +225,7 @@ class TrainerState(metaclass=CountsCounterparts):
                 "%s: ignored the unknown fields %s, written by another release.", json_path, ", ".join(unknown)
             )
         state = cls(**{name: value for name, value in content.items() if name in known})
-        if missing := frozenset(_SET_BY_RUN) - content.keys():  # else `vars` of a state are its fields
-            state._missing = missing
-        return state
-
-    def take_missing(self, before: TrainerState) -> list[str]:
-        """Take what the run sets, and the file of an older release does not have, from ``before``; return their names.
-
-        Args:
-            before: The state of the run before it read the file.
-        """
-        missing = vars(self).pop("_missing", ())
-        names = [name for name in _SET_BY_RUN if name in missing or getattr(self, name) is None]
-        for name in names:
-            setattr(self, name, getattr(before, name))
-        return names
+        return state, [name for name in _SET_BY_RUN if content.get(name) is None]
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Set the three intervals from ``args``, in update steps; a value below 1 is a fraction of ``max_steps``."""

@@ -213,3 +213,12 @@ def test_the_attributes_of_a_state_are_its_fields(tmp_path):
     assert vars(state).keys() == vars(upstream.TrainerState.load_from_json(path)).keys()
     assert ours.TrainerState(**vars(state)) == state
     assert json.loads(json.dumps(vars(state)))["global_step"] == 3
+
+
+def test_the_file_of_an_older_release_leaves_no_other_attribute(tmp_path):
+    """One without what transformers 4.31 brought is the state that upstream reads, with its attributes alone."""
+    path = tmp_path / "trainer_state.json"
+    path.write_text('{"epoch": 1.0, "global_step": 3, "max_steps": 6, "num_train_epochs": 2, "log_history": []}')
+    state, theirs = ours.TrainerState.load_from_json(path), upstream.TrainerState.load_from_json(path)
+    assert vars(state) == vars(theirs)
+    assert ours.TrainerState(**vars(state)) == state

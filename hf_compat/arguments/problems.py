@@ -187,7 +187,7 @@ class InitSignature:
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def refuse_unknown(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def refuse_unknown(kind: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Check the keywords of a dataclass; called by its ``__new__``.
 
     Not by its ``__init__``, which the dataclass decorator of a user's subclass replaces.
@@ -204,7 +204,8 @@ def refuse_unknown(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     if not kwargs:
         return
     parameters = inspect.signature(kind).parameters
-    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+    called = inspect.signature(kind.__init__, follow_wrapped=False).parameters  # a wrapper may rename keywords
+    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in called.values())
     unknown = [name for name in kwargs if name not in parameters]
     if unknown and not takes_any:
         known = {name: value for name, value in kwargs.items() if name in parameters}

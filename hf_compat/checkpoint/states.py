@@ -518,7 +518,7 @@ class CheckpointReader:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = os.fspath(folder)
         self.folder = Path(folder)
-        self._state: TrainerState | None = None
+        self._state: tuple[TrainerState, list[str]] | None = None
         self._lightning: dict[str, Any] | None = None
 
     def trainer_state(self) -> TrainerState:
@@ -528,9 +528,21 @@ class CheckpointReader:
             CheckpointError: If the file is not a trainer state.
             FileNotFoundError: If there is no such file.
         """
+        return copy.deepcopy(self._read_state()[0])
+
+    def missing_from_state(self) -> list[str]:
+        """Return the fields that a run sets and ``trainer_state.json``, of an older release, does not have.
+
+        Raises:
+            CheckpointError: If the file is not a trainer state.
+            FileNotFoundError: If there is no such file.
+        """
+        return self._read_state()[1]
+
+    def _read_state(self) -> tuple[TrainerState, list[str]]:
         if self._state is None:
-            self._state = TrainerState.load_from_json(self.folder / names.TRAINER_STATE_NAME)
-        return copy.deepcopy(self._state)
+            self._state = TrainerState.load_with_missing(self.folder / names.TRAINER_STATE_NAME)
+        return self._state
 
     def lightning(self, name: str, read: Callable[[Any], _T]) -> _T | None:
         """Return the entry ``name`` of ``lightning.pt``, converted by ``read``.

@@ -105,10 +105,10 @@ def scaled_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: 
     patched = own.get("step")
 
     @wraps(step)
-    def noting(*given: Any, **named: Any) -> Any:
+    def noting(*args: Any, **kwargs: Any) -> Any:
         nonlocal skipped
         skipped = False
-        return step(*given, **named)
+        return step(*args, **kwargs)
 
     own["step"] = noting
     try:

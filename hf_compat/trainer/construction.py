@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +75,7 @@ logger = logging.getLogger(__name__)
 # Validating constructor and training arguments; all problems are reported in one error.
 
 
+_Kind = inspect.Parameter
 _SHOWN = (bool, float, int, str, type(None))
 """Types of values that a message repeats."""
 _OTHER_NAMES = {
@@ -90,44 +92,89 @@ _OTHER_NAMES = {
 """What other libraries and scripts call arguments of the Trainer, to the arguments."""
 
 
-def refuse_unknown(kind: type, keywords: Mapping[str, object]) -> None:
-    """Raise if the constructor of the Trainer class ``kind`` does not have one of ``keywords``.
+def refuse_keywords(kind: type[Any], positional: Sequence[object], keywords: Mapping[str, object]) -> None:
+    """Raise if the constructor of the Trainer class ``kind`` does not take all ``keywords``.
+
+    One that takes any keyword is not asked: it hands them on, or renames them.
+
+    Raises:
+        UnknownArgumentError: If it does not take them; it says of each where it belongs.
+    """
+    function = kind.__init__
+    parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())[1:]
+    if keywords and all(item.kind is not inspect.Parameter.VAR_KEYWORD for item in parameters):
+        own = [item.name for item in parameters if item.kind not in (_Kind.POSITIONAL_ONLY, _Kind.VAR_POSITIONAL)]
+        if unknown := {name: value for name, value in keywords.items() if name not in own}:
+            named = {**dict(zip(own, positional, strict=False)), **keywords}
+            _raise_unknown(kind, function.__qualname__, unknown, own, named.get("args"))
+
+
+def refuse_unknown(kind: type, keywords: Mapping[str, object], args: object) -> None:
+    """Raise if the Trainer's own constructor, which makes a ``kind`` with ``args``, is passed unknown ``keywords``.
 
     Raises:
         UnknownArgumentError: If there are; it says of each where it belongs.
     """
     if keywords:
-        own = _own_parameters(kind)
-        places = [
-            f"`{name}` is not an argument of {kind.__name__}: {_place(name, keywords[name], own)}" for name in keywords
-        ]
-        raise UnknownArgumentError("\n  ".join(places))
+        _raise_unknown(kind, "Trainer.__init__", keywords, _parameters_of_all(kind), args)
 
 
-def _own_parameters(kind: type) -> list[str]:
+def _raise_unknown(
+    kind: type, function: str, unknown: Mapping[str, object], parameters: Sequence[str], args: object
+) -> None:
+    """Raise for the ``unknown`` keywords of ``function``, which takes ``parameters``: of the first in Python's words."""
+    fields = dict.fromkeys(inspect.signature(Seq2SeqTrainingArguments).parameters, "TrainingArguments")
+    if is_dataclass(args):
+        fields = dict.fromkeys(inspect.signature(type(args)).parameters, type(args).__name__) | fields
+    inherited = [name for name in _parameters_of_all(kind) if name not in parameters]
+    places = {name: _place(name, value, parameters, inherited, fields) for name, value in unknown.items()}
+    (first, place), *others = places.items()
+    lines = [f"{function}() got an unexpected keyword argument {first!r}: {place}"]
+    lines += [f"{name!r} is not an argument of {kind.__name__}: {place}" for name, place in others]
+    raise UnknownArgumentError("\n  ".join(lines))
+
+
+def _parameters_of_all(kind: type) -> list[str]:
     """Return the names that the constructors of ``kind`` and its bases take."""
     own = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each) and each is not object]
     found = [item for function in own for item in list(inspect.signature(function).parameters.values())[1:]]
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    variable = (_Kind.VAR_POSITIONAL, _Kind.VAR_KEYWORD)
     return [*dict.fromkeys(item.name for item in found if item.kind not in variable)]
 
 
-def _place(name: str, value: object, parameters: Sequence[str]) -> str:
-    """Return where the keyword ``name`` belongs, which is not one of a constructor's ``parameters``."""
+def _place(
+    name: str, value: object, parameters: Sequence[str], inherited: Sequence[str], fields: Mapping[str, str]
+) -> str:
+    """Return where the keyword ``name`` belongs, which is not one of a constructor's ``parameters``.
+
+    Args:
+        name: The keyword.
+        value: What was given.
+        parameters: What the constructor takes.
+        inherited: What only those of its bases take.
+        fields: The fields of the arguments, to the classes that have them.
+    """
+    missing = "this constructor does not take. Add it there, and hand it on to `super().__init__`."
+    if name == "tokenizer" and "processing_class" in parameters:
+        return "use `processing_class`."
+    if name in inherited:
+        return f"it is an argument of the Trainer, which {missing}"
     if name in _OTHER_NAMES:
-        return f"use {_OTHER_NAMES[name]}."
+        use = _OTHER_NAMES[name]
+        is_taken = re.findall(r"\w+", use)[0] in parameters
+        return f"use {use}." if is_taken else f"the Trainer calls it {use}, which {missing}"
     if name in LIGHTNING_KEYWORDS:
         field, shown = LIGHTNING_KEYWORDS[name], repr(value) if isinstance(value, _SHOWN) else "..."
-        return f"{f'set {field} in `args`, or ' if field else ''}pass `lightning={{{name!r}: {shown}}}`."
-    fields = inspect.signature(Seq2SeqTrainingArguments).parameters
+        give = "pass" if "lightning" in parameters else "hand on to `super().__init__`"
+        return f"{f'set {field} in `args`, or ' if field else ''}{give} `lightning={{{name!r}: {shown}}}`."
     if name in fields:
-        return "it is a field of `TrainingArguments`. Set it there, and pass them as `args`."
+        return f"it is a field of `{fields[name]}`. Set it there, and pass them as `args`."
     if name in OTHER_NAMES_OF_FIELDS:
         return f"set {OTHER_NAMES_OF_FIELDS[name]} in `args`."
     near = difflib.get_close_matches(name, [*parameters, *fields], n=1)
     if not near:
         return f"it takes {', '.join(parameters)}."
-    return f"did you mean `{near[0]}`{'' if near[0] in parameters else ', a field of `TrainingArguments`'}?"
+    return f"did you mean `{near[0]}`{'' if near[0] in parameters else f', a field of `{fields[near[0]]}`'}?"
 
 
 def validate(trainer: Trainer) -> None:

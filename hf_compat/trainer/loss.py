@@ -249,16 +249,26 @@ def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> Non
 
 @contextmanager
 def fresh_past(trainer: Trainer) -> Iterator[None]:
-    """Context for an evaluation: starts without past state, and restores that of the training, if there is one."""
+    """Context for an evaluation: starts without past state, and restores that of the training, if there is one.
+
+    With ``past_index=0`` that of the evaluation's last batch stays, as transformers takes this 0 for "not set" there;
+    if ``semantics`` is corrected, it does not.
+    """
     counters, unset = trainer.run_counters, object()
     outside = getattr(counters, "past", unset)
     counters.past = None
     try:
         yield
     finally:
-        counters.forget_past()
-        if outside is not unset:
-            counters.past = outside
+        if effective_args(trainer.args).past_index or trainer.semantics.corrected:
+            counters.forget_past()
+            if outside is not unset:
+                counters.past = outside
+        elif trainer.is_in_train and trainer.args.eval_strategy == "steps":  # else a new epoch begins without any
+            trainer.warn_once(
+                "`past_index=0`: like transformers, training goes on with the past state of the evaluation's last "
+                "batch. Set `TrainingArguments(semantics='corrected')` to go on with its own."
+            )
 
 
 # Context parallelism: the inputs of one batch whose sequences ranks share, and whole outputs made of their parts.

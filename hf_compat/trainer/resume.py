@@ -289,7 +289,9 @@ def init_training_state(
     if checkpoint is not None:
         fresh, state = trainer.state, checkpoint.trainer_state()
         trainer.state = state
-        if missing := state.take_missing(fresh):
+        if missing := checkpoint.missing_from_state():
+            for name in missing:
+                setattr(state, name, getattr(fresh, name))
             logger.info("%s has no %s: those of the arguments are used.", checkpoint.folder, ", ".join(missing))
         if state.best_model_checkpoint is not None:
             state.best_model_checkpoint = relocated(state.best_model_checkpoint, checkpoint.folder)

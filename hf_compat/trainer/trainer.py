@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from hf_compat import metrics as metric_files
 from hf_compat.arguments import derived, process_facts
+from hf_compat.arguments.problems import InitSignature
 from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
 from hf_compat.checkpoint import names, publish, rotation, states
@@ -253,6 +254,20 @@ class Trainer(metaclass=CountsCounterparts):
     hub_pusher: Pusher
     warn_once: WarnOnce
 
+    __signature__ = InitSignature()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Return a new instance; raise for a keyword that the constructor of a subclass does not take.
+
+        Not in a wrapper of ``__init__``, which every traceback from a constructor would show.
+
+        Raises:
+            UnknownArgumentError: If there is one; it says where it belongs.
+        """
+        construction.refuse_keywords(cls, args, kwargs)
+        new = super().__new__
+        return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -273,7 +288,7 @@ class Trainer(metaclass=CountsCounterparts):
         lightning: Mapping[str, Any] | None = None,
         **unknown: Never,
     ) -> None:
-        construction.refuse_unknown(type(self), unknown)
+        construction.refuse_unknown(type(self), unknown, args)
         refuse_overrides_never_called(type(self))
         self.processing_class = construction.processing_class_of(processing_class, tokenizer)
         settings = effective_settings(args, lightning, has_eval_data=eval_dataset is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import re
 import traceback
@@ -420,7 +422,9 @@ def test_arguments_that_the_trainer_lacks(given, place):
     (name,) = given
     with pytest.raises(TypeError, match=name):
         transformers.Trainer(helpers.PlainModel(), **given)
-    with pytest.raises(UnknownArgumentError, match=f"^`{name}` is not an argument of Trainer: {place}"):
+    with pytest.raises(
+        UnknownArgumentError, match=rf"^Trainer.__init__\(\) got an unexpected keyword argument '{name}': {place}"
+    ):
         hf_compat.Trainer(helpers.PlainModel(), **given)
 
 
@@ -434,8 +438,8 @@ def test_all_of_them_are_said_at_once():
     with pytest.raises(UnknownArgumentError) as caught:
         Mine(helpers.PlainModel(), devices=2, hub_token="secret")
     first, second = str(caught.value).split("\n")
-    assert first == "`devices` is not an argument of Mine: pass `lightning={'devices': 2}`."
-    assert "`hub_token`" in second
+    assert first == "Trainer.__init__() got an unexpected keyword argument 'devices': pass `lightning={'devices': 2}`."
+    assert "'hub_token' is not an argument of Mine: it is a field" in second
     assert "secret" not in second
 
 
@@ -461,3 +465,95 @@ def test_methods_of_lightnings_trainer(name, tmp_path):
         getattr(new_trainer(tmp_path, library=transformers), name)
     with pytest.raises(AttributeError, match=f"`{name}` is a method of a `lightning.Trainer`. Call `"):
         getattr(new_trainer(tmp_path), name)
+
+
+class Explicit(hf_compat.Trainer):
+    """Names what it takes, as a script's subclass does."""
+
+    def __init__(self, model, args, train_dataset=None, processing_class=None):
+        super().__init__(model, args, train_dataset=train_dataset, processing_class=processing_class)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        (
+            "max_epochs",
+            "set `num_train_epochs` in `args`, or hand on to `super().__init__` `lightning={'max_epochs': 3}`.",
+        ),
+        ("learning_rate", "it is a field of `TrainingArguments`. Set it there, and pass them as `args`."),
+        ("max_length", "it is a field of `OwnArguments`. Set it there, and pass them as `args`."),
+        ("train_ds", "use `train_dataset`."),
+        ("tokenizer", "use `processing_class`."),
+        (
+            "val_dataset",
+            "the Trainer calls it `eval_dataset`, which this constructor does not take. Add it there, and hand it on "
+            "to `super().__init__`.",
+        ),
+        (
+            "callbacks",
+            "it is an argument of the Trainer, which this constructor does not take. Add it there, and hand it on to "
+            "`super().__init__`.",
+        ),
+        ("train_datset", "did you mean `train_dataset`?"),
+        ("qqqqqq", "it takes model, args, train_dataset, processing_class."),
+    ],
+)
+def test_arguments_that_a_subclass_lacks(name, place, tmp_path):
+    """Python's own error, with the place behind its words, and raised where the class is called."""
+    args = OwnArguments(str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(UnknownArgumentError) as caught:
+        Explicit(helpers.PlainModel(), args, **{name: 3})
+    assert str(caught.value) == f"Explicit.__init__() got an unexpected keyword argument {name!r}: {place}"
+    with pytest.raises(TypeError, match=r"^Explicit\.__init__\(\) missing 1 required positional argument: 'args'$"):
+        Explicit(helpers.PlainModel())
+
+
+@dataclasses.dataclass
+class OwnArguments(hf_compat.TrainingArguments):
+    """Has a field of a library's own."""
+
+    max_length: int = 8
+
+
+def renaming(init):
+    """Decorate a constructor that had a keyword by an older name, as libraries do, with the signature of the newer."""
+
+    @functools.wraps(init)
+    def taking_both(self, *args, **kwargs):
+        if "old" in kwargs:
+            kwargs["train_dataset" if issubclass(type(self), hf_compat.Trainer) else "max_length"] = kwargs.pop("old")
+        init(self, *args, **kwargs)
+
+    return taking_both
+
+
+def test_a_constructor_that_renames_a_keyword(tmp_path):
+    """Its signature is that of the function it wraps, but it takes any keyword: of a Trainer, and of arguments."""
+
+    class Renamed(Explicit):
+        __init__ = renaming(Explicit.__init__)
+
+    class RenamedArguments(OwnArguments):
+        __init__ = renaming(OwnArguments.__init__)
+
+    args = RenamedArguments(str(tmp_path), use_cpu=True, report_to=[], old=4)
+    assert args.max_length == 4
+    assert Renamed(helpers.PlainModel(), args, old=[1]).train_dataset == [1]
+    assert [*inspect.signature(Renamed).parameters] == ["model", "args", "train_dataset", "processing_class"]
+
+
+def test_a_base_that_makes_instances_itself(tmp_path):
+    """One beside the Trainer gets the arguments in its ``__new__``, as with a Trainer without one."""
+
+    class Counted:
+        def __new__(cls, model, args):
+            made = super().__new__(cls)
+            made.given = (model, args)
+            return made
+
+    class Both(hf_compat.Trainer, Counted):
+        pass
+
+    model, args = helpers.PlainModel(), OwnArguments(str(tmp_path), use_cpu=True, report_to=[])
+    assert Both(model, args).given == (model, args)
