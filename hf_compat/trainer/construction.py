@@ -122,7 +122,7 @@ def refuse_unknown(kind: type, keywords: Mapping[str, object], args: object) -> 
 def _raise_unknown(
     kind: type, function: str, unknown: Mapping[str, object], parameters: Sequence[str], args: object
 ) -> None:
-    """Raise for the ``unknown`` keywords of ``function``, which takes ``parameters``: of the first in Python's words."""
+    """Raise for the ``unknown`` keywords of ``function``, which takes ``parameters``; the first in Python's words."""
     fields = dict.fromkeys(inspect.signature(Seq2SeqTrainingArguments).parameters, "TrainingArguments")
     if is_dataclass(args):
         fields = dict.fromkeys(inspect.signature(type(args)).parameters, type(args).__name__) | fields
