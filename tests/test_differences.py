@@ -254,6 +254,32 @@ def test_weights_of_a_model_in_data_parallel(tmp_path):
         assert {f"{prefix}{name}" for name in gpt2().state_dict()} >= saved.keys() != set()
 
 
+class TakesKeywords(PlainModel):
+    """A module to compile: transformers passes to a compiled one what it counts."""
+
+    def forward(self, features, labels=None, **given):
+        return super().forward(features, labels)
+
+
+def test_weights_of_a_compiled_module(tmp_path):
+    """They have the names of the module in it; a run resumes with those of transformers too, to the same weights."""
+
+    def compiled(library, name, **fields):
+        model = torch.compile(TakesKeywords(), backend="eager")
+        return short_trainer(library, tmp_path / name, model=model, remove_unused_columns=False, **fields)
+
+    for library, prefix in ((transformers, "_orig_mod."), (hf_compat, "")):
+        trainer = compiled(library, library.__name__, save_strategy="steps", save_steps=1)
+        trainer.train()
+        checkpoint = f"{trainer.args.output_dir}/checkpoint-1"
+        saved = load_file(f"{checkpoint}/model.safetensors")
+        assert saved.keys() == {f"{prefix}{name}" for name in PlainModel().state_dict()}
+        again = compiled(hf_compat, f"{library.__name__} again")
+        again.train(resume_from_checkpoint=checkpoint)
+        expected, resumed = trainer.model.state_dict(), again.model.state_dict()
+        assert all(torch.equal(value, resumed[name]) for name, value in expected.items())
+
+
 def test_random_states_of_numpy_1(tmp_path):
     """A checkpoint that names numpy's package as numpy 1 does: transformers does not read it with numpy 2."""
     trainer = short_trainer(transformers, tmp_path, save_strategy="steps", save_steps=1)

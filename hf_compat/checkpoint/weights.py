@@ -31,6 +31,8 @@ from hf_compat.overriding import call_override
 logger = logging.getLogger(__name__)
 
 
+_PREFIXES = ("_orig_mod.", "module.")
+"""What ``torch.compile`` and ``DataParallel`` put before the names of the model in them."""
 _MOST_NAMED = 3
 """Weights of another shape that an error names."""
 # Other classes have a `save_pretrained` too, but one that `load_state_dict` cannot undo.
@@ -246,7 +248,8 @@ def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], l
     unexpected: list[str] = []
     targets = model.state_dict()
     for file in files:
-        state = {name: distribute_like(targets.get(name), value) for name, value in read_weights(file)}
+        named = ((_own_name(name, targets), value) for name, value in read_weights(file))
+        state = {name: distribute_like(targets.get(name), value) for name, value in named}
         with _naming(file, model, state):
             result = model.load_state_dict(state, strict=False)
         missing = [name for name in result.missing_keys if missing is None or name in missing]
@@ -258,6 +261,17 @@ def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], l
         model.tie_weights()  # type: ignore[operator]
         missing = []
     return missing, unexpected
+
+
+def _own_name(name: str, targets: Mapping[str, object]) -> str:
+    """Return the name that the model has for a weight, of which ``name`` may begin with those of wrappers.
+
+    transformers writes them for a plain module that a script has compiled or replicated.
+    """
+    own = name
+    while own not in targets and own.startswith(_PREFIXES):
+        own = own.partition(".")[2]
+    return own if own in targets else name
 
 
 def read_weights(file: Path) -> Iterator[tuple[str, Any]]:

@@ -296,3 +296,28 @@ def test_adapter_without_a_weight(name, tmp_path):
     (save_file if name.endswith("safetensors") else torch.save)({}, tmp_path / name)
     with pytest.raises(CheckpointError, match="has no weight of the adapter"):
         load_weights(lora(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: torch.compile(model, backend="eager"),
+        nn.DataParallel,
+        lambda model: torch.compile(nn.DataParallel(model), backend="eager"),
+    ],
+    ids=["compiled", "replicated", "both"],
+)
+def test_names_of_wrappers_are_taken_off(wrap, tmp_path):
+    """All weights of a plain module are found, also if transformers has saved it under the names of a wrapper."""
+    model, other = PlainModel(), PlainModel()
+    save_file(wrap(model).state_dict(), tmp_path / "model.safetensors")
+    assert load_weights(other, tmp_path) == ([], [])
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_names_that_begin_as_those_of_wrappers_stay(tmp_path):
+    """A part that a model calls ``module`` is the model's own, with or without another of the same name beside it."""
+    model, other = (nn.ModuleDict({"module": nn.Linear(2, 2), "weight": nn.Linear(1, 1)}) for _ in range(2))
+    save_file({**model.state_dict(), "module.absent": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert load_weights(other, tmp_path) == ([], ["module.absent"])
+    assert torch.equal(model["module"].weight, other["module"].weight)
