@@ -113,6 +113,9 @@ class Semantics:
     count and the data loader's length, and it took the samples per update step."""
     applies_liger_in_train: bool = _since("5.3")
     """``train`` applies Liger kernels to the model; before, the constructor did."""
+    plans_equal_epochs: bool = _since("5.3")
+    """Each epoch has as many batches as the train loader had when training began; before, as many as it has when the
+    epoch begins, which a callback may have changed."""
     always_logs_grad_norm: bool = _since("5.3")
     """The gradient norm is logged without clipping too."""
     sums_loss_in_float32: bool = _since("5.3", corrected=False)

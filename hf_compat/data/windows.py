@@ -24,6 +24,7 @@ class Window:
         num_items: ``num_items_in_batch``, the items that the loss is averaged over; None if the model does not take it.
         epoch: Epochs completed before this window.
         batches_before: Batches of this epoch before this window.
+        epoch_batches: Batches of the whole epoch.
         is_complete: Whether the window ends in an update step; not so one that an iterable dataset cut short.
         drawn: Batches that were drawn together; more than are in the window if an update step ends between them, as
             after others of which an override had left some out.
@@ -37,6 +38,7 @@ class Window:
         "begins_update",
         "drawn",
         "epoch",
+        "epoch_batches",
         "is_complete",
         "is_followed",
         "num_items",
@@ -50,6 +52,7 @@ class Window:
         batches_before: int,
         is_complete: bool,
         *,
+        epoch_batches: int,
         drawn: int | None = None,
         begins_update: bool = True,
         is_followed: bool = False,
@@ -59,6 +62,7 @@ class Window:
         self.epoch = epoch
         self.batches_before = batches_before
         self.is_complete = is_complete
+        self.epoch_batches = epoch_batches
         self.drawn = len(batches) if drawn is None else drawn
         self.begins_update = begins_update
         self.is_followed = is_followed
@@ -102,6 +106,7 @@ class WindowLoader:
 
     Attributes:
         loader: The loader of the current epoch; in a resumed epoch that of the remaining batches.
+        follows_length: Whether each epoch has as many batches as the loader has when the epoch begins.
 
     Args:
         loader: The train loader, an iterable of batches.
@@ -115,6 +120,7 @@ class WindowLoader:
             epoch; otherwise that of all batches is.
         asks_to_the_end: Whether all planned windows of an epoch are requested, also those after the end of its data:
             the source may have an effect each time, or have more batches later.
+        follows_length: See above. Otherwise each epoch has as many as the plan says.
     """
 
     def __init__(
@@ -129,10 +135,11 @@ class WindowLoader:
         asks_empty_loader: bool = True,
         skips_before_telling_epoch: bool = True,
         asks_to_the_end: bool = False,
+        follows_length: bool = False,
     ) -> None:
         self.loader: Any = loader
         self._loader = loader
-        self._plan = plan
+        self._plan = self._epoch_plan = plan
         self._source = source
         self._next_epoch = next_epoch
         self._start = start
@@ -140,10 +147,16 @@ class WindowLoader:
         self._asks_empty_loader = asks_empty_loader
         self._skips_before_telling_epoch = skips_before_telling_epoch
         self._asks_to_the_end = asks_to_the_end
+        self.follows_length = follows_length
 
     def __len__(self) -> int:
         """Return the number of windows of a full epoch; an upper bound if the train loader has no length."""
-        return self._plan.update_steps_per_epoch
+        return self._epoch_plan.update_steps_per_epoch
+
+    def begin_epoch(self) -> None:
+        """Ask the loader for the length of the epoch that begins; a resumed one has that of the run's plan."""
+        if self.follows_length and (self._start is None or self._start.epoch != self._next_epoch()):
+            self._epoch_plan = self._plan.with_epoch_of(len(self._loader))  # type: ignore[arg-type]  # it has a length
 
     def replace(self, loader: Any) -> None:
         """Read ``loader`` from the next epoch on.
@@ -169,7 +182,7 @@ class WindowLoader:
 
     def _windows_of(self, drawn: list[Any], num_items: Any, start: ResumePosition, position: int) -> list[Window]:
         """Return the windows of ``drawn``, after ``position`` batches: one, unless an update step ends among them."""
-        plan, windows, begin = self._plan, [], 0
+        plan, windows, begin = self._epoch_plan, [], 0
         for number in range(1, len(drawn) + 1):
             end = position + number
             ends_update = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
@@ -180,6 +193,7 @@ class WindowLoader:
                     start.epoch,
                     position + begin,
                     ends_update,
+                    epoch_batches=plan.batches_per_epoch,
                     drawn=len(drawn),
                     begins_update=(position + begin - start.batches) % plan.accumulate == 0,
                     is_followed=number < len(drawn),
@@ -199,7 +213,7 @@ class WindowLoader:
             self._source.restore_rng()
             restores = False
         self._tell_epoch(start)
-        plan = self._plan
+        plan = self._epoch_plan
         if not (plan.batches_per_epoch or self._asks_empty_loader):
             self._source.warn_of_empty_epoch()
             return

@@ -47,6 +47,11 @@ class RunPlan:
         """Samples in one batch, over all devices."""
         return self.samples_per_update_step // self.accumulate
 
+    def with_epoch_of(self, batches: int) -> RunPlan:
+        """Return the plan of an epoch of the run that has ``batches`` batches per device."""
+        steps = update_steps_per_epoch(batches, self.accumulate)
+        return replace(self, batches_per_epoch=batches, update_steps_per_epoch=steps)
+
 
 def build_plan(
     args: TrainingArguments, *, batches: int | None, examples: int | None, samples_per_update_step: int

@@ -166,6 +166,8 @@ class UpdateLoop(TrainingLoop):
         super().on_run_start(data_fetcher)
         self._fit = self._run, self._run.hooks, self._run.trainer
         self.batches = iter(self.windows)
+        if self.windows.follows_length:
+            self.expect(len(self.windows))
 
     def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the next ``count`` of ``batches``, or fewer, and their number of items."""
@@ -305,11 +307,13 @@ class RunHooks(IdleHooks):
     @wraps_stop_iteration
     def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch; in a resumed one Lightning does not call it, but :meth:`on_train_start` does."""
+        assert self.run is not None, "a fit has a run"
+        assert self.run.pieces is not None, "a fit has pieces"
         if self.reloading is not None and self.reloading.is_due(pl_trainer.current_epoch):
-            assert self.run is not None, "a fit has a run"
             self.run.reload()
         if self._keeps_past:
             self.progress.counters.past = None
+        self.run.pieces.windows.begin_epoch()
         trainer = self.trainer
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -257,8 +257,8 @@ class Progress:
         self.plan: RunPlan | None = None
         self.offset = ResumeOffset()
         self.start_time = 0.0
-        self._done: tuple[int, int] | None = None
-        """Completed epochs, and batches of the current one, after the last update step; None before the first."""
+        self._done: tuple[int, int, int] | None = None
+        """Completed epochs, batches of the current one that are done, and all of it, after the last update step."""
 
     def begin(self) -> None:
         """Initialise the counts from the state at the start of the run."""
@@ -283,12 +283,11 @@ class Progress:
 
     def count_update(self, trainer: Trainer, window: Window, global_step: int) -> None:
         """Count the update step of ``window``, after which Lightning's is ``global_step``."""
-        assert self.plan is not None, "set before the fit"
-        state, plan = trainer.state, self.plan
+        state = trainer.state
         state.global_step = global_step
         done = window.batches_before + len(window.batches)
-        state.epoch = window.epoch + done / plan.batches_per_epoch
-        self._done = window.epoch, done
+        state.epoch = window.epoch + done / window.epoch_batches
+        self._done = window.epoch, done, window.epoch_batches
 
     def position_to_resume(self) -> DataPosition | None:
         """Return where a resumed run continues: with the next epoch, if a callback has ended this one early.
@@ -297,7 +296,8 @@ class Progress:
         """
         if self._done is None or self.plan is None:
             return None
-        position = DataPosition.after(self.plan, *self._done, self.offset)
+        epoch, batches, length = self._done
+        position = DataPosition.after(replace(self.plan, batches_per_epoch=length), epoch, batches, self.offset)
         return position.at_next_epoch() if self._trainer.control.should_epoch_stop else position
 
 

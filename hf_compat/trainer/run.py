@@ -32,6 +32,7 @@ from hf_compat.engine.module import HFModule
 from hf_compat.engine.process_layout import slurm_signal
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.memory import WeakAttribute
+from hf_compat.metrics import has_length
 from hf_compat.model_facts import unwrap_model
 from hf_compat.optim.prepared import share_states
 from hf_compat.overriding import WarnOnce, call_override, is_overridden
@@ -165,6 +166,9 @@ def windows_of(
         asks_empty_loader=semantics.asks_empty_loader,
         skips_before_telling_epoch=semantics.skips_before_telling_epoch,
         asks_to_the_end=is_overridden(run.trainer.get_batch_samples) or is_carried_on(loader),
+        follows_length=not semantics.plans_equal_epochs
+        and has_length(loader)
+        and len(loader) == plan.batches_per_epoch,
     )
     return loop.windows
 

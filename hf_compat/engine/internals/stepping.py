@@ -146,6 +146,10 @@ class TrainingLoop(_TrainingEpochLoop):
         self._calls_strategy = self.hooks.profiles or overrides(trainer.strategy, "training_step", self._strategy_class)
         self._length = data_fetcher.length or math.inf
 
+    def expect(self, batches: int) -> None:
+        """Have the epoch that begins end after so many batches."""
+        self._length = self.trainer.fit_loop.max_batches = batches
+
     @property
     def done(self) -> bool:
         """Whether the epoch has ended, as Lightning's, which looks each number up through the trainer."""
