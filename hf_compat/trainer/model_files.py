@@ -261,6 +261,21 @@ def _warnings_of_unsaved(trainer: Trainer, optimizer: Any) -> Iterator[str]:
             "made with. Make them a part of the model, or save and load them yourself, in a callback's `on_save` and "
             "before `train`."
         )
+    if getattr(trainer.args, "sync_ref_model", False):
+        yield (
+            "`sync_ref_model=True`: the reference that follows the model is in no checkpoint. Like transformers, a run "
+            "that resumes goes on with the reference of the beginning, and has other losses. Save and load "
+            "`trainer.ref_model` yourself, in a callback's `on_save` and before `train`."
+        )
+    for name, config in (getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", None) or {}).items():
+        start = getattr(config, "init_lora_weights", None)
+        if isinstance(start, str) and start.startswith("pissa_niter"):
+            yield (
+                f"`init_lora_weights={start!r}` of the adapter `{name}`: what it took out of the base model depends on "
+                "random numbers, and is in no checkpoint. Like transformers, a run that resumes trains beside other "
+                "weights, unless its random state was the same when it made the adapter. Set a seed right before that, "
+                "or use 'pissa'."
+            )
 
 
 # The model card, and pushes to the Hub.

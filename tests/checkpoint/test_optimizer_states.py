@@ -129,3 +129,44 @@ def test_objects_of_other_packages_are_refused(tmp_path):
     torch.save(state | {"more": Path("a")}, file)
     with pytest.raises(ValueError, match="contains more than tensors"):
         weights_after("adamw_torch", tmp_path, str(file.parent), semantics="corrected")
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_reference_that_follows_the_model_is_not_saved(follows, tmp_path):
+    """TRL's `sync_ref_model` moves a model that is in no checkpoint: a run says so once; nothing of one that stands."""
+    args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    args.sync_ref_model = follows  # as TRL's classes of arguments have it
+    trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(16)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert sum("`sync_ref_model=True`: the reference" in str(one.message) for one in caught) == follows
+
+
+@pytest.mark.parametrize(("start", "is_random"), [("pissa_niter_2", True), ("pissa", False)])
+def test_an_adapter_with_a_random_start_is_warned_of(start, is_random, tmp_path):
+    """Resumed with other random numbers, its outputs are not those of the run; an exact one's are."""
+    peft = pytest.importorskip("peft")
+    features = torch.tensor([row["features"] for row in vector_rows(16)])
+
+    def train(seed, resume=None):
+        torch.manual_seed(0)
+        model = PlainModel(dropout=0.0)
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=1, target_modules=["body.0"], init_lora_weights=start)
+        model = peft.get_peft_model(model, config)
+        args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, learning_rate=0.01)
+        trainer = Trainer(model, args, train_dataset=ListDataset(vector_rows(16)))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train(resume_from_checkpoint=resume)
+        said = sum(f"`init_lora_weights='{start}'` of the adapter `default`" in str(one.message) for one in caught)
+        with torch.no_grad():
+            return model(features=features)["logits"], said
+
+    whole, said = train(1)
+    assert said == is_random
+    checkpoint = str(tmp_path / "checkpoint-1")
+    (alike, _), (other, _) = train(1, checkpoint), train(2, checkpoint)
+    assert torch.equal(whole, alike)
+    assert torch.equal(whole, other) != is_random

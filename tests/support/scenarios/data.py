@@ -353,7 +353,6 @@ def metrics_of_batches_longer_than_their_length(kit: Kit) -> None:
     kit.keep("asked", asked)
 
 
-<<<<<<< HEAD
 @scenario()
 def loader_of_the_script_beside_the_trainers(kit: Kit) -> None:
     """The loader whose pass began last is the one in use, also one that was prepared long before the training."""
@@ -384,7 +383,8 @@ def loader_of_the_script_beside_the_trainers(kit: Kit) -> None:
     fields = {"num_train_epochs": 2, "eval_strategy": "steps", "eval_steps": 3}
     train(kit, plain(kit, subclass=SemiSupervised, fields=fields))
     kit.keep("seen", seen)
-=======
+
+
 def _train_with_lengths(kit: Kit, *lengths: int) -> None:
     """Train an epoch on each of so many rows of one data set, whose length a callback changes as an epoch ends."""
     rows, later = helpers.token_rows(max(lengths)), list(lengths[1:])
@@ -409,4 +409,3 @@ def shrinking_data(kit: Kit) -> None:
 def growing_data(kit: Kit) -> None:
     """Before transformers 5.3 a longer epoch is trained on to its end."""
     _train_with_lengths(kit, 4, 10, 10)
->>>>>>> mile
