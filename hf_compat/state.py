@@ -207,6 +207,9 @@ class TrainerState(metaclass=CountsCounterparts):
     def load_with_missing(cls, json_path: str | os.PathLike[str]) -> tuple[Self, list[str]]:
         """Return what :meth:`load_from_json` does, and which fields set by a run the file of an older release lacks.
 
+        Args:
+            json_path: The file.
+
         Raises:
             CheckpointError: If the file is not a valid trainer state.
             FileNotFoundError: If there is no such file.
