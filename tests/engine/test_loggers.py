@@ -5,6 +5,7 @@ transformers do. `pip install "hf-compat[comet,mlflow,wandb]" aim clearml` bring
 """
 
 import importlib.util
+import multiprocessing
 import os
 import pickle
 import re
@@ -16,13 +17,14 @@ from pathlib import Path
 import pytest
 import transformers
 from lightning.pytorch.callbacks import LearningRateMonitor
+from tensorboard.backend.event_processing import event_accumulator
 from transformers.integrations import integration_utils
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.checks import TRACKERS
 from hf_compat.engine.loggers.reporters import OWN_CALLBACKS, TRANSFORMERS_CALLBACKS
-from hf_compat.engine.loggers.tensorboard import TensorBoardCallback
+from hf_compat.engine.loggers.tensorboard import EventFiles, TensorBoardCallback
 from hf_compat.errors import MissingPackageError, TrainerSetupError
 from tests.support.helpers import PlainModel, vector_rows
 from tests.support.processes import PATIENCE
@@ -270,3 +272,28 @@ def test_loggers_are_pickled_without_their_package_objects():
     """A Trainer with trackers can be sent to the processes that it starts."""
     restored = pickle.loads(pickle.dumps(TensorBoardCallback()))
     assert restored.logger.folder is None
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_forked_process_has_an_event_file_of_its_own(tmp_path):
+    """The thread that writes a file is the parent's alone, which goes on with it; the child waited for it for ever."""
+    files = EventFiles()
+    files.open_folder(str(tmp_path))
+
+    def write(step):
+        files.experiment.add_scalar("loss", 1.0, step)
+        files.save()
+
+    write(1)
+    child = multiprocessing.get_context("fork").Process(target=write, args=(2,))
+    child.start()
+    child.join(PATIENCE)
+    child.kill()
+    write(3)
+    files.close()
+    assert child.exitcode == 0
+    assert len(list(tmp_path.iterdir())) == 2
+    events = event_accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert sorted(event.step for event in events.Scalars("loss")) == [1, 2, 3]

@@ -37,9 +37,11 @@ class EventFiles(TensorBoardLogger):
         self.folder: str | None = None
         self._given = writer
         self._experiment = writer
+        self._process = os.getpid()
 
     def open_folder(self, folder: str) -> None:
         """Write to ``folder`` from now on; without effect on a writer that was given."""
+        self._leave_to_parent()
         if folder == self.folder:
             return
         self.close()
@@ -52,9 +54,20 @@ class EventFiles(TensorBoardLogger):
 
         Lightning reads this as it sets up each call.
         """
+        self._leave_to_parent()
         if self._experiment is None:
             self._experiment = _delayed_writer(self.log_dir)
         return self._experiment
+
+    def _leave_to_parent(self) -> None:
+        """In a forked process, leave the open file to the one that opened it, with the thread that writes it.
+
+        The writer is then as one that has been closed: it makes a file of its own.
+        """
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            if self._experiment is not None:
+                self._experiment.file_writer = self._experiment.all_writers = None
 
     @property
     def log_dir(self) -> str:
@@ -65,6 +78,7 @@ class EventFiles(TensorBoardLogger):
 
     def save(self) -> None:
         """Flush."""
+        self._leave_to_parent()
         if self._experiment is not None:
             self._experiment.flush()
 
@@ -74,6 +88,7 @@ class EventFiles(TensorBoardLogger):
 
     def close(self) -> None:
         """Close the event file; what is written later goes to another one in the same folder."""
+        self._leave_to_parent()
         if self._experiment is not None:
             self._experiment.close()
 
