@@ -489,7 +489,7 @@ def read_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
         return fields
     except KeyError as error:
         problem = "has an unknown suffix" if os.path.exists(path) else "is no file"
-        raise ParserError(f"`{os.fspath(path)}` {problem}: pass one that ends in {', '.join(_READERS)}.") from error
+        raise ParserError(f"`{os.fspath(path)}` {problem}: pass a file ending in {', '.join(_READERS)}.") from error
     except ParserError:
         raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # brackets in brackets exhaust the stack

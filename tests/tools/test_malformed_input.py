@@ -140,7 +140,7 @@ def test_a_field_in_place_of_a_file(place, capsys):
     """Who asks about a field by its name is told that a file is expected."""
     status, printed = end_of(["explain", "learning_rate"], capsys, place)
     assert status == 2
-    assert "`learning_rate` is no file: pass one that ends in .json" in printed.err
+    assert "`learning_rate` is no file: pass a file ending in .json" in printed.err
 
 
 DEEP = '{"a":' * 900 + "1" + "}" * 900
