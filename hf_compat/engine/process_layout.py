@@ -293,7 +293,7 @@ class LaunchedEnvironment(ClusterEnvironment):
 
     Args:
         launch: The ranks and world size of this process.
-        given: The user's environment, which says the same, and is torn down when Lightning is done.
+        cluster: The user's environment, which says the same, and is torn down when Lightning is done.
     """
 
     def __init__(self, launch: Launch, cluster: ClusterEnvironment | None = None) -> None:

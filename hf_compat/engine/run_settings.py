@@ -108,7 +108,7 @@ class _Meaning:
 
     Args:
         args: The training arguments.
-        given: The user's keywords, for the messages.
+        user_keywords: The user's keywords, for the messages.
         keywords: The same, with those that others stand for.
         has_eval_data: Whether there is something to evaluate on.
     """

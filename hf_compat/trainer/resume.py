@@ -206,16 +206,16 @@ class Resume:
         return rest
 
     def _start_with_different_windows(
-        self, plan: RunPlan, saved: DataPosition, windows: Iterable[Any], loader: Iterable[Any]
+        self, plan: RunPlan, saved: DataPosition, batches_left: Iterable[Any], loader: Iterable[Any]
     ) -> tuple[RunPlan, ResumePosition, ResumeOffset]:
         args = self._trainer.args
         epoch, left = saved.epoch, plan.batches_per_epoch
-        if has_length(windows):
-            left = max(min(len(windows), left - saved.samples // plan.samples_per_batch), 0)
+        if has_length(batches_left):
+            left = max(min(len(batches_left), left - saved.samples // plan.samples_per_batch), 0)
         elif saved.samples:
             left -= saved.samples // plan.samples_per_batch
         if left == 0:  # the rest of the epoch is a partial batch, which is dropped
-            epoch, left, windows = epoch + 1, plan.batches_per_epoch, loader
+            epoch, left, batches_left = epoch + 1, plan.batches_per_epoch, loader
         resumed, done = plan_for_rest(
             plan,
             num_train_epochs=epochs_to_train(args),
@@ -227,7 +227,7 @@ class Resume:
         uncounted = saved.samples - batches * plan.samples_per_batch if epoch == saved.epoch else 0
         return (
             resumed,
-            ResumePosition(epoch, done, batches, windows),
+            ResumePosition(epoch, done, batches, batches_left),
             ResumeOffset(epoch, uncounted, other_windows=True),
         )
 

@@ -41,7 +41,6 @@ class EventFiles(TensorBoardLogger):
 
     def open_folder(self, folder: str) -> None:
         """Write to ``folder`` from now on; without effect on a writer that was given."""
-        self._leave_to_parent()
         if folder == self.folder:
             return
         self.close()
