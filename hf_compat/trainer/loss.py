@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
@@ -44,6 +45,24 @@ _DIVIDED = (
     "same batches, so that losses and gradients are as many times too large; so does this run. Set it to True, or "
     "`TrainingArguments(semantics='corrected')`."
 )
+
+
+def divide_scalar(value: Tensor, by: int) -> Tensor:
+    """Return ``value / by``, the same bits: by a tensor in host memory, where torch would make a new one each time.
+
+    Args:
+        value: On any device. Not of float32, or of a subclass: divided as it is.
+        by: The number.
+    """
+    if type(value) is Tensor and value.dtype is torch.float32:
+        return value / _in_host_memory(by)
+    return value / by
+
+
+@lru_cache(maxsize=64)
+def _in_host_memory(number: int) -> Tensor:
+    with torch.inference_mode(mode=False):  # whoever asks first: it may be saved for a backward pass later
+        return torch.tensor(number, dtype=torch.float32, device="cpu")
 
 
 def check_is_named(batch: object) -> None:
