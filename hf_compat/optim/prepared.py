@@ -36,7 +36,7 @@ class UpdateSteps(Protocol):
 
 @dataclass(slots=True)
 class _Wrapped:
-    """What a wrapper wraps, and the accelerator of its run, if it has one."""
+    """The optimizer in a wrapper, and the accelerator of its run, if it has one."""
 
     optimizer: Optimizer
     accelerator: Callable[[], UpdateSteps | None] = lambda: None
