@@ -76,7 +76,8 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
         run: Called with the Trainer in each process.
 
     Raises:
-        TrainerSetupError: If the trainer cannot be pickled, or processes are forked after CUDA was initialised.
+        TrainerSetupError: If the trainer cannot be pickled, or processes are forked after CUDA was initialised, or
+            after a tracker was used that forked processes cannot use.
         LaunchError: If a process exited without a result. Errors of ``run`` in a process are raised as they are.
         SystemExit: If the processes were preempted, by SIGTERM or SLURM, and have saved.
     """
@@ -86,6 +87,9 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
             f"`train` would fork processes, but {name} is initialised in this process, perhaps by an evaluation, and "
             "forked processes cannot use it then. Train before evaluating, or use the strategy 'ddp_spawn'."
         )
+    for callback in trainer.callback_handler.callbacks if start.method == "fork" else ():
+        if hasattr(callback, "check_fork"):  # of a tracker
+            callback.check_fork()
     trainer.lightning_backend.drop_last_run()  # cannot be pickled
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"

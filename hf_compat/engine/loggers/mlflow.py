@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.engine.loggers.contents import model_config, numbers, warn_of_dropped
 from hf_compat.environment import is_switched_on
-from hf_compat.errors import require_package
+from hf_compat.errors import TrainerSetupError, require_package
 
 if TYPE_CHECKING:
     from torch import nn
@@ -172,8 +172,21 @@ class MLflowCallback(TrainerCallback):
             self.logger.end()
 
     def __del__(self) -> None:
-        if "logger" in vars(self):  # the package is installed
+        # The package is installed, and the interpreter has not taken this module apart.
+        if "logger" in vars(self) and callable(_mlflow):
             self.logger.end()
+
+    def check_fork(self) -> None:
+        """Raise if a process that is forked from this one would wait for ever.
+
+        Raises:
+            TrainerSetupError: If a run has been started: its database and its threads are of this process alone.
+        """
+        if self._started:
+            raise TrainerSetupError(
+                "`train` would fork processes, but this one has opened an MLflow run, perhaps in an evaluation, which "
+                "forked processes cannot use. Train before evaluating, or use the strategy 'ddp_spawn'."
+            )
 
     def _is_open(self, args: TrainingArguments, state: TrainerState, model: nn.Module | None) -> bool:
         """Start the run if it has not been; return whether this process logs."""
