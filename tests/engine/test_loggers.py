@@ -300,11 +300,12 @@ def test_a_forked_process_has_an_event_file_of_its_own(tmp_path):
 
 
 FORKING = """
-import torch
+import sys
+
 from hf_compat import Trainer, TrainingArguments
 from tests.support.helpers import PlainModel, vector_rows
 
-args = TrainingArguments("out", use_cpu=True, report_to="mlflow", disable_tqdm=True)
+args = TrainingArguments("out", use_cpu=True, report_to=sys.argv[1], disable_tqdm=True)
 rows, lightning = vector_rows(8), {"strategy": "ddp_fork", "devices": 2}
 trainer = Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows, lightning=lightning)
 trainer.evaluate()
@@ -313,11 +314,12 @@ trainer.train()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_no_process_is_forked_from_one_that_has_opened_an_mlflow_run(tmp_path):
-    """It would wait for ever for the database and the threads of the one that it was forked from."""
-    pytest.importorskip("mlflow")
+@pytest.mark.parametrize(("package", "tracker"), [("mlflow", "MLflow"), ("dvclive", "DVCLive")])
+def test_no_process_is_forked_from_one_with_an_open_run(tmp_path, package, tracker):
+    """It would wait for ever for the database or the threads of the one that it was forked from."""
+    pytest.importorskip(package)
     (tmp_path / "script.py").write_text(FORKING)
-    (ended,) = finish([start([sys.executable, "script.py"], tmp_path, **OFFLINE)])
+    (ended,) = finish([start([sys.executable, "script.py", package], tmp_path, **OFFLINE)])
     assert ended.code == 1
-    assert "TrainerSetupError: `train` would fork processes, but this one has opened an MLflow run" in ended.output
+    assert f"would fork processes, but this one has opened a run of {tracker}" in ended.output
     assert "Exception ignored" not in ended.output
