@@ -293,11 +293,11 @@ class Accelerator(ProcessState):
     @property
     def sync_gradients(self) -> bool:
         """Whether the current backward pass ends an update step."""
-        return self.gradient_state.sync_gradients
+        return self._backend.strategy.ends_update
 
     @sync_gradients.setter
     def sync_gradients(self, value: bool) -> None:
-        self.gradient_state.sync_gradients = value
+        self._backend.strategy.ends_update = value
 
     @property
     def gradient_accumulation_steps(self) -> int:

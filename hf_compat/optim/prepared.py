@@ -86,12 +86,12 @@ def load_on_device(optimizer: Optimizer, device: torch.device) -> None:
 
 def set_mode(optimizer: object, *, training: bool) -> None:
     """Put a schedule-free ``optimizer`` into training mode or evaluation mode, also one that DeepSpeed has wrapped."""
-    for _ in range(3):  # a wrapper, DeepSpeed's in it, the optimizer
-        change = getattr(optimizer, "train" if training else "eval", None)
-        if callable(change):
-            change()
-            return
-        optimizer = getattr(optimizer, "optimizer", None)
+    name = "train" if training else "eval"
+    wrapped = _WRAPPERS.get(optimizer) if isinstance(optimizer, Optimizer) else None
+    inner: Any = optimizer if wrapped is None else wrapped.optimizer
+    change = getattr(inner, name, None) or getattr(getattr(inner, "optimizer", None), name, None)
+    if callable(change):
+        change()
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-_NOTHING = contextlib.nullcontext()
+NO_CONTEXT = contextlib.nullcontext()
+"""Entered by each batch, without one that is made for it."""
 
 _NOT_SHIFTED = (
     "`label_smoothing_factor={}` with FSDP 2: transformers does not recognize a causal language model by the class "
@@ -211,7 +212,7 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
     method = trainer.compute_loss_context_manager
     is_plain = trainer.semantics.leaves_loss_out_of_cpu_autocast or not has_cpu_autocast(trainer)
     if is_plain and not is_overridden(method) and not is_overridden(trainer.autocast_smart_context_manager):
-        return _NOTHING  # without making a stack of no contexts for each batch
+        return NO_CONTEXT
     context = method()
     check_is_context(context, "compute_loss_context_manager")
     return context

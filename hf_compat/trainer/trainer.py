@@ -87,6 +87,7 @@ from hf_compat.trainer.diagnosis import explain_backward, note_inputs, noting
 from hf_compat.trainer.evaluation import EvaluationSession, LegacySession, add_speed, forward, ignored_outputs, loop_of
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.loss import (
+    NO_CONTEXT,
     check_is_context,
     check_is_named,
     computing_loss,
@@ -831,7 +832,7 @@ class Trainer(metaclass=CountsCounterparts):
             num_items_in_batch: Scored items in the window.
         """
         context, inputs = prepare_context(self, model, inputs)
-        with context():
+        with NO_CONTEXT if context is contextlib.nullcontext else context():
             args = self.args
             if not is_in_training_mode(model):
                 model.train()
