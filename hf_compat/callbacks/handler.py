@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from hf_compat.callbacks.default_callbacks import DefaultFlowCallback
 from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
-from hf_compat.errors import CallbackError
+from hf_compat.errors import CallbackError, described
 from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ class CallbackHandler(TrainerCallback):
             CallbackError: If it has no method for any event.
         """
         if not any(callable(getattr(callback, event, None)) for event in _EVENTS):
-            raise CallbackError(f"{callback!r} is not a callback: pass an instance or a subclass of TrainerCallback.")
+            shown = described(callback) if type(callback).__repr__ is object.__repr__ else repr(callback)
+            raise CallbackError(f"{shown} is not a callback: pass an instance or a subclass of TrainerCallback.")
         kind = callback if isinstance(callback, type) else type(callback)
         if any(type(present) is kind for present in self.callbacks):
             text = (

@@ -18,7 +18,13 @@ from torch.utils.data import IterableDataset
 from hf_compat.accelerator import Accelerator
 from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
 from hf_compat.arguments import Seq2SeqTrainingArguments
-from hf_compat.arguments.checks import accelerator_config_problems, data_problems, setup_notes, setup_warnings
+from hf_compat.arguments.checks import (
+    accelerator_config_problems,
+    data_problems,
+    doubtful_values,
+    setup_notes,
+    setup_warnings,
+)
 from hf_compat.arguments.parallelism import unused_handler_texts
 from hf_compat.arguments.problems import LIGHTNING_KEYWORDS, OTHER_NAMES_OF_FIELDS
 from hf_compat.arguments.process_facts import full_evaluation_precision, run_state, uses_configured_state
@@ -88,6 +94,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("feature_extractor", "image_processor", "processor"), "`processing_class`"),
     **dict.fromkeys(("collate_fn", "collator"), "`data_collator`"),
     **dict.fromkeys(("training_args", "training_arguments"), "`args`"),
+    "peft_config": "`model=get_peft_model(model, peft_config)`, of peft",
 }
 """What other libraries and scripts call arguments of the Trainer, to the arguments."""
 
@@ -655,7 +662,8 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
             "to the Trainer, and so does this run, by the config or the training arguments. Override "
             "`create_optimizer` and `create_scheduler`, or pass `optimizer_cls_and_kwargs`."
         )
-    for text in (*unused_handler_texts(trainer.args), *monitor_warnings(trainer.lightning_backend.callbacks)):
+    backend, args = trainer.lightning_backend, trainer.args
+    for text in (*unused_handler_texts(args), *doubtful_values(args), *monitor_warnings(backend.callbacks)):
         trainer.warn_once(text)
     processing = trainer.processing_class
     if isinstance(processing, str) or (isinstance(processing, type) and hasattr(processing, "from_pretrained")):
