@@ -498,6 +498,7 @@ def test_a_script_is_equal(tmp_path, matplotlib):
     assert content["identical"]
     assert [item["verdict"] for item in content["noise"] if item["name"] == "weights"] == ["equal"]
     assert (tmp_path / "verify.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "verify.html").read_text().count(">Equal to the last bit in 6 update steps.<") == 1
     chromium = shutil.which("chromium")
     if chromium:
         shot = tmp_path / "verify.shot.png"
