@@ -359,7 +359,8 @@ def _explain(options: argparse.Namespace) -> int:
         options.parser.error("pass a script with its arguments, a file of fields, or --all")
     explained = explain_all() if options.all else explain_command_line(options.arguments)
     show = as_json if options.json else as_markdown if options.markdown else as_table
-    print(show(explained))
+    if explained or show is not as_table:
+        print(show(explained))
     if not explained:
         told = "No training arguments were given. `hf-compat port` explains those in the script's own code."
         print(told, file=sys.stderr)

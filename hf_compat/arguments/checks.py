@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -475,6 +476,25 @@ def setup_warnings(args: TrainingArguments) -> Iterator[str]:
         yield (
             "`non_blocking` is enabled but `dataloader_pin_memory` is not: batches are copied synchronously. Set both."
         )
+
+
+def doubtful_values(args: TrainingArguments) -> Iterator[str]:
+    """Yield what a Trainer that is made warns of: values that mean the opposite of what they say."""
+    for item in fields(args):
+        value = getattr(args, item.name)
+        if isinstance(item.default, bool) and isinstance(value, str) and value.lower() in _SAYS_NO:
+            yield f"`{item.name}={value!r}` is a text, which counts as True, as in transformers. Set False, unquoted."
+    metric = args.metric_for_best_model
+    if args.greater_is_better is True and str(metric).lower().rpartition("_")[2] in _SMALLER_IS_BETTER:
+        yield (
+            f"`metric_for_best_model={metric!r}`: the greatest value counts as the best, as in transformers for any "
+            "name that does not end in 'loss'. Set `greater_is_better=False`."
+        )
+
+
+_SAYS_NO = ("false", "no", "off", "0")
+_SMALLER_IS_BETTER = ("cer", "error", "mae", "mape", "mse", "perplexity", "ppl", "rmse", "ter", "wer")
+"""Last words of names of metrics of errors."""
 
 
 def setup_notes(args: TrainingArguments, semantics: Semantics, *, is_stream: bool) -> Iterator[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from hf_compat.callbacks.default_callbacks import DefaultFlowCallback
 from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
-from hf_compat.errors import CallbackError
+from hf_compat.errors import CallbackError, described
 from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
@@ -27,6 +28,23 @@ logger = logging.getLogger("transformers.trainer_callback")
 _BASE_MODULES = (TrainerCallback.__module__, "transformers.trainer_callback")
 
 _EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+
+
+def misspelt_events(callback: object, base: type = TrainerCallback) -> Iterator[str]:
+    """Yield what to say of methods that are named almost like one of ``base``, so that no run calls them.
+
+    Where ``callback`` has the one that is meant too, the other is a help for it, or for an older release.
+    """
+    kind, known = type(callback), [name for name in dir(base) if name.startswith("on_")]
+    for name in dir(kind):
+        if name.startswith("on_") and name not in known and callable(getattr(kind, name)):
+            of_training = name.replace("on_", "on_train_", 1)  # as hooks of Lightning 1 are called in 2
+            near = [of_training] if of_training in known else difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            if near and getattr(getattr(kind, near[0], None), "__module__", None) in (base.__module__, *_BASE_MODULES):
+                yield (
+                    f"`callbacks`: no run calls `{kind.__name__}.{name}`. Rename it to `{near[0]}`, unless your own "
+                    "code calls it."
+                )
 
 
 class _EventMethod(NamedTuple):
@@ -126,7 +144,8 @@ class CallbackHandler(TrainerCallback):
             CallbackError: If it has no method for any event.
         """
         if not any(callable(getattr(callback, event, None)) for event in _EVENTS):
-            raise CallbackError(f"{callback!r} is not a callback: pass an instance or a subclass of TrainerCallback.")
+            shown = described(callback) if type(callback).__repr__ is object.__repr__ else repr(callback)
+            raise CallbackError(f"{shown} is not a callback: pass an instance or a subclass of TrainerCallback.")
         kind = callback if isinstance(callback, type) else type(callback)
         if any(type(present) is kind for present in self.callbacks):
             text = (

@@ -124,6 +124,8 @@ def _check_is_checkpoint(path: Path) -> None:
         reason = "it is a file, not a folder. A checkpoint of Lightning is made one by `hf-compat convert FILE FOLDER`."
     elif not path.is_dir():
         reason = "the folder does not exist."
+        if path.name in ("True", "true"):  # of a command line
+            reason += " 'auto' resumes if there is a checkpoint, also on a command line."
     elif not _has_files(path) and (inside := list_checkpoints(path)):
         reason = f"it is the folder of a run, whose newest checkpoint is `{inside[-1].path}`."
     if reason is not None:

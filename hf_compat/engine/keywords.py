@@ -17,10 +17,11 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
 
 from hf_compat.arguments.enums import IntervalStrategy, SaveStrategy
 from hf_compat.callbacks.handler import new_instance
-from hf_compat.errors import ArgumentsError, CallbackError, TrainerSetupError
+from hf_compat.errors import ArgumentsError, CallbackError, TrainerSetupError, described
 from hf_compat.plan.plan import EvaluationTimes, Share
 
 Fields = Mapping[str, Any]
@@ -36,6 +37,9 @@ FIELD_KEYWORDS: dict[str, Callable[[Any], Fields]] = {
     "barebones": lambda bare: {"logging_strategy": IntervalStrategy.NO} if bare else {},
 }
 """Keywords that say what fields of ``TrainingArguments`` say → the value of each of these fields."""
+
+_KEYWORDS_OF: dict[type, str] = {Logger: "logger", Profiler: "profiler", Strategy: "strategy"}
+"""What is no callback, though it is called in a run → the keyword that it belongs to."""
 
 SHARES = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches")
 """Keywords that say how much of its data a run reads: a number, or as a float a fraction."""
@@ -221,10 +225,15 @@ def lightning_callbacks(callbacks: Sequence[Any] | None) -> list[Callback]:
     """Return the Lightning callbacks of ``callbacks``; of a class an instance.
 
     Raises:
-        CallbackError: If ``callbacks`` is no list.
+        CallbackError: If ``callbacks`` is no list, or has what is a keyword of ``lightning.Trainer``.
     """
     if callbacks is not None and not isinstance(callbacks, Iterable):
-        raise CallbackError(f"`callbacks`: {callbacks!r} is no list. Pass a list of callbacks.")
+        raise CallbackError(f"`callbacks`: {described(callbacks)} is no list. Pass a list of callbacks.")
+    for callback in callbacks or ():
+        if keyword := next((name for kind, name in _KEYWORDS_OF.items() if isinstance(callback, kind)), None):
+            raise CallbackError(
+                f"`callbacks`: {described(callback)} is no callback. Pass it as `lightning={{{keyword!r}: ...}}`."
+            )
     found = [callback for callback in callbacks or () if is_lightning_callback(callback)]
     return [new_instance(callback) if isinstance(callback, type) else callback for callback in found]
 
@@ -233,11 +242,11 @@ def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
     """Return why keywords of ``lightning.Trainer`` are refused: unknown, not supported, or impossible."""
     known = inspect.signature(pl.Trainer.__init__).parameters
     problems = []
-    unknown = sorted(set(keywords) - set(known))
+    unknown = sorted(map(str, set(keywords) - set(known)))
     if unknown:
         names = ", ".join(f"`{name}`" for name in unknown)
-        nearest = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
+        nearest = [f"`{near}`" for name in unknown for near in difflib.get_close_matches(name, known, n=1)]
+        hint = f" Did you mean {' and '.join(nearest)}?" if nearest else ""
         problems.append(f"`lightning` contains keywords that `lightning.Trainer` does not have: {names}.{hint}")
     if "callbacks" in keywords:
         problems.append(
@@ -291,7 +300,17 @@ def lightning_keywords(**keywords: Any) -> Iterator[None]:
 
 
 def with_keywords_for_all(keywords: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a Trainer's ``keywords`` with those of the blocks of ``lightning_keywords`` around it."""
+    """Return a Trainer's ``keywords`` with those of the blocks of ``lightning_keywords`` around it.
+
+    Raises:
+        TrainerSetupError: If they are no dict.
+    """
+    if keywords is not None and not isinstance(keywords, Mapping):
+        shown = repr(keywords) if isinstance(keywords, str) else described(keywords)
+        raise TrainerSetupError.also(TypeError)(
+            f"`lightning`: {shown} is no dict. Pass keywords of `lightning.Trainer` by their names, such as "
+            "`lightning={'strategy': 'ddp', 'devices': 2}`."
+        )
     return {**_for_all.get(), **(keywords or {})}
 
 

@@ -26,6 +26,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from hf_compat.arguments.derived import evaluates_in_training, saves_checkpoints
+from hf_compat.callbacks.handler import misspelt_events
 from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_time
 from hf_compat.engine.strategy_table import Support, refused, works
 
@@ -225,9 +226,12 @@ def _thawing_problems(callbacks: Sequence[Callback]) -> Iterable[str]:
 def monitor_warnings(callbacks: Sequence[Callback]) -> Iterable[str]:
     """Yield what to say of names that ``callbacks`` monitor, or have in names of files, and that no Trainer logs.
 
+    Of their hooks, too, that are misspelt, or of Lightning 1.
+
     A script may log them itself, so that they are not refused.
     """
     for callback in callbacks:
+        yield from misspelt_events(callback, Callback)
         for setting, name in _names_watched(callback):
             if match := _OF_MODULES.fullmatch(name):
                 own = match["name"] or "loss"

@@ -116,7 +116,7 @@ def dry_run(program: Program) -> tuple[str, bool]:
             "the package, or `hf-compat explain FILE` with the arguments as YAML or JSON."
         )
     path = os.path.relpath(program.attributes["__file__"])
-    port = port_script(path, program.words[1:])
+    port = port_script(path, program.words[1:], installs=True)
     told = [f"`{path}` was not run. A run takes from hf_compat, in the Python processes that it starts too:"]
     if not port.diff:
         told.append("Nothing of its own: it imports nothing Trainer-related from transformers.")

@@ -18,12 +18,24 @@ from torch.utils.data import IterableDataset
 from hf_compat.accelerator import Accelerator
 from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
 from hf_compat.arguments import Seq2SeqTrainingArguments
-from hf_compat.arguments.checks import accelerator_config_problems, data_problems, setup_notes, setup_warnings
+from hf_compat.arguments.checks import (
+    accelerator_config_problems,
+    data_problems,
+    doubtful_values,
+    setup_notes,
+    setup_warnings,
+)
 from hf_compat.arguments.parallelism import unused_handler_texts
 from hf_compat.arguments.problems import LIGHTNING_KEYWORDS, OTHER_NAMES_OF_FIELDS
 from hf_compat.arguments.process_facts import full_evaluation_precision, run_state, uses_configured_state
 from hf_compat.arguments.releases import SINCE, Semantics, effective_args
-from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, default_callbacks
+from hf_compat.callbacks import (
+    CallbackHandler,
+    PrinterCallback,
+    RichProgressCallback,
+    default_callbacks,
+)
+from hf_compat.callbacks.handler import misspelt_events
 from hf_compat.data.collators import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
 from hf_compat.engine.keywords import is_lightning_callback
@@ -88,6 +100,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("feature_extractor", "image_processor", "processor"), "`processing_class`"),
     **dict.fromkeys(("collate_fn", "collator"), "`data_collator`"),
     **dict.fromkeys(("training_args", "training_arguments"), "`args`"),
+    "peft_config": "`model=get_peft_model(model, peft_config)`, of peft",
 }
 """What other libraries and scripts call arguments of the Trainer, to the arguments."""
 
@@ -629,6 +642,8 @@ def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
         trainer.optimizer,
         trainer.lr_scheduler,
     )
+    for text in (text for callback in trainer.callback_handler.callbacks for text in misspelt_events(callback)):
+        trainer.warn_once(text)
     if not any(isinstance(callback, RichProgressCallback) for callback in trainer.callback_handler.callbacks):
         prints = trainer.args.disable_tqdm or draws_with_rich(backend.callbacks)
         trainer.add_callback(PrinterCallback if prints else default_callbacks.DEFAULT_PROGRESS_CALLBACK)
@@ -655,7 +670,8 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
             "to the Trainer, and so does this run, by the config or the training arguments. Override "
             "`create_optimizer` and `create_scheduler`, or pass `optimizer_cls_and_kwargs`."
         )
-    for text in (*unused_handler_texts(trainer.args), *monitor_warnings(trainer.lightning_backend.callbacks)):
+    backend, args = trainer.lightning_backend, trainer.args
+    for text in (*unused_handler_texts(args), *doubtful_values(args), *monitor_warnings(backend.callbacks)):
         trainer.warn_once(text)
     processing = trainer.processing_class
     if isinstance(processing, str) or (isinstance(processing, type) and hasattr(processing, "from_pretrained")):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hf_compat.checkpoint.states import other_optimizer
 from hf_compat.engine.internals.exceptions import shorten
 from hf_compat.errors import HFCompatError, LossError, UntrainableModelError, described
+from hf_compat.model_facts import unwrap_peft
 from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _OF_LABELS = re.compile(r"out of bounds|dtype|[Tt]arget|scalar type|result type|
 _OF_TYPES = re.compile(r"dtype|scalar type|type \(.*should be the same|m1 and m2")
 _OF_SHAPES = re.compile(r"size|shape|dimension|batch|broadcast|[Ii]ndex", re.I)
 _OF_CALL = re.compile(r"forward\(\) (missing .*?|got an unexpected keyword argument )'(\w+)'")
+_LANGUAGE_MODEL = re.compile("MaskedLM|CausalLM|LMHead")
+"""A part of the names of classes of models with a label for each token."""
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _INTEGERS = ("input_ids", "decoder_input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")
 
@@ -48,6 +51,7 @@ class Diagnosed(Protocol):
     train_dataset: Any
     eval_dataset: Any
     compute_loss_func: Any
+    data_collator: Any
     label_smoother: Any
     callback_handler: CallbackHandler
     _signature_columns: Any
@@ -211,12 +215,14 @@ def _shapes(error: Exception, trainer: Diagnosed, inputs: Mapping[str, Any]) -> 
     if len({shape[0] for shape in shapes.values()}) > 1:
         told = ", ".join(f"{shape[0]} of `{name}`" for name, shape in shapes.items())
         yield f"`data_collator`: one batch has {told}. Return a row of each for each sample."
-    per_token = re.search("TokenClassification|MaskedLM|CausalLM|LMHead", type(trainer.model).__name__)
+    kind = type(trainer.model).__name__
+    is_language_model = _LANGUAGE_MODEL.search(kind) is not None
     ids, labels = shapes.get("input_ids", ()), shapes.get("labels", ())
-    if per_token and len(ids) == len(labels) == 2 and ids != labels:
+    if (is_language_model or "TokenClassification" in kind) and len(ids) == 2 and labels and ids != labels:
+        collator = f"DataCollatorFor{'LanguageModeling' if is_language_model else 'TokenClassification'}"
         yield (
             f"`labels`: of shape {labels}, but `input_ids` of {ids}. Each token has a label, which is -100 where it is "
-            "not scored: make and pad both together, as `DataCollatorForTokenClassification` does."
+            f"not scored: make and pad both together, as `{collator}` does."
         )
 
 
@@ -348,6 +354,22 @@ def _columns(trainer: Diagnosed) -> list[str]:
     return [*names]
 
 
+def missing_labels(trainer: Diagnosed, inputs: Mapping[str, Any]) -> str:
+    """Return the beginning of a sentence: how ``inputs`` of a model that returned no loss get their labels."""
+    usual = "Name the labels as its forward does, "
+    takes = inspect.signature(unwrap_peft(trainer.model).forward).parameters
+    if "labels" in inputs or "labels" not in takes:
+        return usual
+    columns = _columns(trainer)
+    if "labels" in columns:
+        return "The dataset has `labels` that the collator leaves out, as it does texts: make them numbers, "
+    if kind := _LANGUAGE_MODEL.search(type(trainer.model).__name__):
+        collator = f"DataCollatorForLanguageModeling(tokenizer, mlm={kind.group() == 'MaskedLM'})"
+        return f"Make labels by `data_collator={collator}`, "
+    removed = [name for name in columns if name not in (trainer._signature_columns or columns)]
+    return f"The dataset also has {', '.join(removed)}: rename the labels to `labels`, " if removed else usual
+
+
 def _removed(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     if not isinstance(error, KeyError) or not trainer.args.remove_unused_columns:
         return
@@ -384,6 +406,11 @@ def _data(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str
     field = "eval_dataset" if evaluates else "train_dataset"
     if str(error) == f"object of type {type(getattr(trainer, field)).__name__!r} has no len()":
         yield f"`{field}`: a dataset has `__len__` and `__getitem__`, or derives from torch's `IterableDataset`."
+    if hasattr(trainer.data_collator, "convert_tokens_to_ids"):
+        yield (
+            f"`data_collator`: {type(trainer.data_collator).__name__} is a tokenizer. Pass it as `processing_class`, "
+            "by which batches are padded."
+        )
     name = getattr(trainer.model, "main_input_name", "input_ids")
     if evaluates and isinstance(error, KeyError) and error.args == (name,) and name not in _columns(trainer):
         yield (

@@ -38,7 +38,7 @@ from hf_compat.trainer.outputs import (
     note_logits,
     note_prediction,
 )
-from hf_compat.trainer.preparing import place_model, prepare_forward, wrap
+from hf_compat.trainer.preparing import note_item_count, place_model, prepare_forward, wrap
 from hf_compat.trainer.run import current_run, prepare_strategy
 
 if TYPE_CHECKING:
@@ -672,6 +672,7 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
     prepare_strategy(trainer)
     if wrapped is trainer.model and not backend.model_is_prepared:
         backend.model_is_prepared = True
+        note_item_count(trainer, backend, trainer.warn_once)
         trainer.model_preparation_time = round(time.time() - start, 4)
         trainer.accelerator.hold(trainer.model_wrapped if backend.traits.shards_model else trainer.model)
     full = None if trainer.is_in_train else full_evaluation_precision(args)

@@ -124,7 +124,7 @@ def check_has_samples(dataset: object, description: str) -> None:
 
     Raises:
         DatasetTypeError: If it is a string, a dict of columns or of splits, a table of pandas, a data loader or another
-            iterator, or has no items.
+            iterator, a list of datasets, or has no items.
     """
     source = f"The dataset for {description.lower()} is"
     has_items = hasattr(dataset, "__getitem__")
@@ -147,6 +147,14 @@ def check_has_samples(dataset: object, description: str) -> None:
             f"{source} {described(dataset)}, whose samples come one after the other and only once. Make a list of it, "
             "or wrap it in an `IterableDataset`."
         )
+    elif isinstance(dataset, list | tuple) and dataset and all(map(_is_dataset, dataset)):
+        by_name = (
+            "Pass a dict of them by name to evaluate on each" if description == "Evaluation" else "Pass one of them"
+        )
+        raise DatasetTypeError.also(RuntimeError)(
+            f"{source} a {type(dataset).__name__} of {len(dataset)} datasets. {by_name}, or join them: "
+            "`torch.utils.data.ConcatDataset(...)`, or of the library datasets `concatenate_datasets(...)`."
+        )
     elif hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
         raise DatasetTypeError(
             f"{source} {described(dataset)}, which has columns by their names instead of samples by numbers. Make a "
@@ -156,9 +164,13 @@ def check_has_samples(dataset: object, description: str) -> None:
         raise DatasetTypeError(f"{source} {described(dataset)}. Pass a list of samples, or a dataset.")
 
 
+def _is_dataset(value: object) -> bool:
+    return isinstance(value, Dataset) or collators.is_arrow_dataset(value)
+
+
 def _remedy_for_dict(dataset: Mapping[Any, Any], description: str) -> str:
     """Return the end of a sentence: what to pass instead of a dict of columns or of splits."""
-    if not any(isinstance(value, Dataset) or collators.is_arrow_dataset(value) for value in dataset.values()):
+    if not any(map(_is_dataset, dataset.values())):
         return ". Make one of columns with `datasets.Dataset.from_dict`, or pass one of several splits"
     usual = _SPLITS.get(description, "train")
     return f": pass one split, such as `dataset[{usual if usual in dataset else next(iter(dataset))!r}]`"

@@ -26,6 +26,7 @@ from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm, unwrap_pef
 from hf_compat.nested import Nested, map_nested
 from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD
 from hf_compat.overriding import check_returned, is_overridden
+from hf_compat.trainer.diagnosis import missing_labels
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -186,7 +187,7 @@ def loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
         given = ", ".join(inputs)
         raise LossError(
             f"`model`: {type(trainer.model).__name__} did not return a loss, only: {returned}. Its inputs were: "
-            f"{given}. Name the labels as its forward does, pass `compute_loss_func`, or override `compute_loss`."
+            f"{given}. {missing_labels(trainer, inputs)}pass `compute_loss_func`, or override `compute_loss`."
         )
     if isinstance(outputs, Tensor) and outputs.numel() > max(trainer.args.n_gpu, 1):  # one of each replica
         raise LossError(

@@ -66,7 +66,7 @@ def prepare_model(
         _enable_checkpointing(trainer.model, checkpointing_keywords(args), is_renamed=is_renamed)
     if semantics.aligns_tokens_after_model_init:
         _align_special_tokens(trainer)
-    _set_loss_scaling(trainer, warn_once)
+    _set_loss_scaling(trainer, backend, warn_once)
 
 
 def _make_model(trainer: Trainer, counters: RunCounters, trial: Trial | None) -> None:
@@ -203,7 +203,7 @@ def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_ren
     enable(gradient_checkpointing_kwargs=given or None, **own)
 
 
-def _set_loss_scaling(trainer: Trainer, warn_once: WarnOnce) -> None:
+def _set_loss_scaling(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> None:
     """Set whether the model averages the loss over the window; warn about known errors of the emulated release."""
     steps, semantics = trainer.args.gradient_accumulation_steps, trainer.semantics
     if semantics.divides_gradients_twice and steps > 1:
@@ -211,15 +211,28 @@ def _set_loss_scaling(trainer: Trainer, warn_once: WarnOnce) -> None:
             f"transformers {semantics.release} divides accumulated gradients by `gradient_accumulation_steps={steps}` "
             f"twice, and so does this run: they are {steps} times too small. {_REMEDY}"
         )
-    if steps < 2 or trainer.compute_loss_func is not None:
+    if trainer.loss_is_scaled_for_ga is None:
+        note_item_count(trainer, backend, warn_once, steps)
+
+
+def note_item_count(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce, steps: int = 1) -> None:
+    """Give a model no number of items that it would ignore, or, unless ``semantics`` is corrected, warn of that.
+
+    Its loss is the mean over a batch, but would be summed over the ``steps`` batches of a window, and multiplied by the
+    ranks whose gradients are averaged.
+    """
+    ranks = 1
+    if trainer.args.average_tokens_across_devices:
+        ranks = max(backend.process_layout.loss_group_size, trainer.args.n_gpu)
+    if steps * ranks < 2 or trainer.compute_loss_func is not None or not ignores_item_count(trainer.model):
         return
-    if trainer.loss_is_scaled_for_ga is not None or not ignores_item_count(trainer.model):
-        return
-    if semantics.corrected:
+    if trainer.semantics.corrected:
         trainer.model_accepts_loss_kwargs = False
     elif trainer.model_accepts_loss_kwargs:
+        causes = [f"`gradient_accumulation_steps={steps}`"] if steps > 1 else []
+        causes += [f"{ranks} {'ranks' if ranks > trainer.args.n_gpu else 'GPUs'}"] if ranks > 1 else []
         warn_once(
             f"{type(trainer.model).__name__} takes `num_items_in_batch` but averages its loss over each batch, so "
-            f"transformers {semantics.release} trains it on losses and gradients up to {steps} times too large "
-            f"(`gradient_accumulation_steps={steps}`), and so does this run. {_REMEDY}"
+            f"transformers {trainer.semantics.release} makes losses and gradients up to {steps * ranks} times too "
+            f"large ({', '.join(causes)}), and so does this run. {_REMEDY}"
         )

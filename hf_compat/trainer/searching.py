@@ -6,6 +6,7 @@ Every run comes through here, and few search: ``tuning`` is imported by those al
 from __future__ import annotations
 
 import copy
+import difflib
 import logging
 import os
 import sys
@@ -19,11 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hf_compat.arguments.checks import find_problems
 from hf_compat.arguments.enums import HPSearchBackend
-from hf_compat.arguments.problems import Problem, raise_all
+from hf_compat.arguments.problems import OTHER_NAMES_OF_FIELDS, Problem, raise_all
 from hf_compat.arguments.releases import Semantics, effective_args
 from hf_compat.callbacks import NotebookProgressCallback, ProgressCallback
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
-from hf_compat.errors import NotSupportedError, SearchError, is_installed, require_package
+from hf_compat.errors import DataError, NotSupportedError, SearchError, described, is_installed, require_package
+from hf_compat.overriding import is_overridden
 
 if TYPE_CHECKING:
     import optuna
@@ -125,6 +127,44 @@ def default_hp_space_ray(trial: object) -> dict[str, Any]:
     }
 
 
+def check_arguments(trainer: Trainer, hp_space: object, compute_objective: object, direction: object) -> None:
+    """Raise before the first trial if an argument of a search cannot be used, or a trial would have no evaluation.
+
+    Raises:
+        SearchError: If a function is none, or ``direction`` has another word.
+        DataError: If the Trainer has no ``eval_dataset``, and no method of its own that evaluates.
+    """
+    for name, function in (("hp_space", hp_space), ("compute_objective", compute_objective)):
+        if function is not None and not callable(function):
+            raise SearchError.also(TypeError)(
+                f"`{name}`: {described(function)} cannot be called. Pass a function of "
+                f"{'a trial that returns a dict of values' if name == 'hp_space' else 'the metrics'}."
+            )
+    for word in direction if isinstance(direction, list) else [direction]:
+        if (
+            getattr(word, "name", word) not in _DIRECTIONS
+        ):  # optuna has an enum of them, and takes None for `directions`
+            raise SearchError.also(ValueError)(f"`direction={direction!r}`: pass 'minimize' or 'maximize'.")
+    own = (trainer.train, trainer.evaluate, trainer.get_eval_dataloader)
+    if trainer.eval_dataset is None and not any(map(is_overridden, own)):
+        raise DataError(
+            "`eval_dataset=None`: a search compares trials by an evaluation, which requires an eval_dataset. Pass it "
+            "to the Trainer."
+        )
+
+
+_DIRECTIONS = ("minimize", "maximize", "MINIMIZE", "MAXIMIZE", None)
+
+
+def objective_of(trainer: Trainer, metrics: dict[str, float]) -> Any:
+    """Return what ``compute_objective`` makes of ``metrics``; to the error of a missing one their names are added."""
+    try:
+        return trainer.compute_objective(metrics)
+    except KeyError as error:
+        error.add_note(f"`compute_objective`: the metrics are {', '.join(metrics)}.")
+        raise
+
+
 # The optuna backend: trials run one after another in this process.
 
 
@@ -177,7 +217,7 @@ def _train_optuna_trial(
     try:
         trainer.train(trial=trial)
         if trainer.objective is None:
-            trainer.objective = trainer.compute_objective(trainer.evaluate())
+            trainer.objective = objective_of(trainer, trainer.evaluate())
         objective: float | list[float] = trainer.objective
         return objective
     finally:
@@ -293,7 +333,7 @@ def _train_ray_trial(config: dict[str, Any], trainer: Trainer) -> None:
             trainer.train(resume_from_checkpoint=str(saved), trial=config)
     if trainer.objective is None:
         metrics = trainer.evaluate()
-        trainer.objective = trainer.compute_objective(metrics)
+        trainer.objective = objective_of(trainer, metrics)
         _report_to_ray({**metrics, "objective": trainer.objective, "done": True}, trainer, saves=True)
 
 
@@ -409,8 +449,10 @@ def apply_values(args: TrainingArguments, values: Mapping[str, Any], semantics: 
     problems = []
     for name, value in values.items():
         if not hasattr(args, name):
-            text = "The trial's `%s=%r` is ignored: there is no corresponding field in `TrainingArguments`."
-            logger.warning(text, name, value)
+            text = "The trial's `%s=%r` is ignored: there is no corresponding field in `TrainingArguments`.%s"
+            near = [f"`{each}`" for each in difflib.get_close_matches(name, vars(args), n=1)]
+            meant = OTHER_NAMES_OF_FIELDS.get(name) or "".join(near)
+            logger.warning(text, name, value, f" Did you mean {meant}?" if meant else "")
             continue
         current = getattr(args, name)
         try:

@@ -1431,7 +1431,9 @@ class Trainer(metaclass=CountsCounterparts):
 
         Raises:
             NotSupportedError: If ``backend`` is not supported.
-            SearchError: If there is no ``model_init``, or the library is not installed or does not support an argument.
+            SearchError: If there is no ``model_init``, the library is not installed or does not support an argument, or
+                an argument cannot be used.
+            DataError: If there is nothing to evaluate on.
         """
         chosen = searching.choose_backend(backend)
         if self.model_init is None:
@@ -1439,6 +1441,7 @@ class Trainer(metaclass=CountsCounterparts):
                 "`model_init=None`: for a search you need to pass your model through a model_init function, which "
                 "creates a new one for each trial."
             )
+        searching.check_arguments(self, hp_space, compute_objective, direction)
         world_size = self.args.world_size
         if world_size > 1:
             raise SearchError(
@@ -1479,7 +1482,7 @@ class Trainer(metaclass=CountsCounterparts):
         if self.hp_search_backend is None or trial is None:
             return
 
-        self.objective = self.compute_objective(dict(metrics))
+        self.objective = searching.objective_of(self, dict(metrics))
         searching.BACKENDS[self.hp_search_backend].report(self, trial, step, metrics)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:

@@ -11,6 +11,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments import releases
 from hf_compat.arguments.releases import Semantics, resolve_semantics
 from hf_compat.data.samplers import BatchRebalanceSampler
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.errors import ArgumentsError, HFCompatWarning
 from hf_compat.model_facts import accepts_loss_kwargs, ignores_item_count
 from tests.support.helpers import (
@@ -149,8 +150,28 @@ def test_corrected_divides_what_upstream_does_not(tmp_path):
     assert upstream["grad_norm"] == pytest.approx(4 * whole["grad_norm"], rel=1e-5)
 
 
+def test_ranks_of_a_model_that_averages(tmp_path, monkeypatch):
+    """Upstream multiplies such a loss by the ranks, whose gradients are averaged; corrected, it is that of one alone.
+
+    An evaluation without a training has the same loss, and its own warning.
+    """
+
+    def losses(**settings):
+        rows = ListDataset([{"features": [float(i), 1.0], "labels": i % 3} for i in range(8)])
+        trainer = Trainer(MeanOverBatch(), arguments(tmp_path, save_strategy="no", **settings), eval_dataset=rows)
+        return trainer.evaluate()["eval_loss"], gradient_norm(tmp_path, 1, **settings)["loss"]
+
+    alone = losses()
+    monkeypatch.setattr(ProcessLayout, "loss_group_size", 2)
+    assert losses(semantics="corrected") == alone
+    with pytest.warns(HFCompatWarning, match=r"up to 2 times too large \(2 ranks\).*semantics='corrected'") as caught:
+        assert losses() == pytest.approx([2 * loss for loss in alone], abs=1e-4)  # logs of 4.57 have four digits
+    assert len(caught) == 2
+    assert losses(average_tokens_across_devices=False) == alone
+
+
 def test_warning_is_given_once_and_only_where_it_matters(tmp_path):
-    """No warning without accumulation; one warning for several ``train`` calls."""
+    """No warning without accumulation and other ranks; one warning for several ``train`` calls."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", HFCompatWarning)
         gradient_norm(tmp_path, 1)

@@ -8,11 +8,15 @@ import sys
 
 import pytest
 import transformers
+from lightning.pytorch.callbacks import Callback
 from transformers import trainer_callback as upstream
 
 import hf_compat.callbacks as ours
+from hf_compat import Trainer
+from hf_compat.errors import HFCompatWarning
 from hf_compat.state import TrainerControl, TrainerState
-from tests.support.helpers import CONTROL_FLAGS, EVENTS, callback_args, recording_callback
+from tests.support.helpers import CONTROL_FLAGS, EVENTS, PlainModel, callback_args, recording_callback
+from tests.support.trainers import arguments
 
 LIBRARIES = pytest.mark.parametrize("library", [ours, upstream], ids=["ours", "transformers"])
 
@@ -299,3 +303,43 @@ def test_a_handler_without_a_flow_is_warned_of(flow, warns, caplog):
     callbacks = [flow.DefaultFlowCallback] if flow else []
     ours.CallbackHandler(callbacks, None, None, None, None)
     assert len(caplog.records) == warns
+
+
+class Misspelt(ours.TrainerCallback):
+    def on_step_ended(self, *given, **named):
+        """Never called."""
+
+    def on_epoch_end(self, *given, **named):
+        """An event."""
+
+    def on_epoch_ended(self, *given, **named):
+        """A help for the event."""
+
+    def on_duty(self):
+        """Like no event."""
+
+
+class MisspeltOfUpstream(upstream.TrainerCallback):
+    on_step_ended = Misspelt.on_step_ended
+
+
+class OfLightning1(Callback):
+    def on_epoch_end(self, *given):
+        """A hook that Lightning 2 does not have."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        (Misspelt, "on_step_ended", "on_step_end"),
+        (MisspeltOfUpstream, "on_step_ended", "on_step_end"),
+        (OfLightning1, "on_epoch_end", "on_train_epoch_end"),
+    ],
+)
+def test_misspelt_events(kind, name, meant, tmp_path):
+    """A method that no run calls is warned of once, with the event that is meant, unless that is there too."""
+    args = arguments(tmp_path)
+    with pytest.warns(HFCompatWarning, match="no run calls") as caught:
+        Trainer(PlainModel(), args, callbacks=[kind()])
+    (told,) = [str(warning.message) for warning in caught]
+    assert f"no run calls `{kind.__name__}.{name}`. Rename it to `{meant}`, unless your own code calls it." in told

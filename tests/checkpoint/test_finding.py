@@ -86,6 +86,7 @@ def test_a_path_that_is_no_checkpoint(tmp_path):
         ("last.ckpt", "it is a file, not a folder. .* `hf-compat convert FILE FOLDER`"),
         ("run", f"it is the folder of a run, whose newest checkpoint is `{newest}`"),
         ("nowhere", "the folder does not exist"),
+        ("True", "the folder does not exist. 'auto' resumes if there is a checkpoint, also on a command line"),
     ):
         with pytest.raises(CheckpointError, match=f"{path}'`: {message}.* Can't find a valid checkpoint"):
             finding.find_checkpoint(tmp_path, tmp_path / path, is_main=True)

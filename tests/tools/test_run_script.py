@@ -202,6 +202,19 @@ def test_a_dry_run_runs_nothing(tmp_path, monkeypatch, capsys):
             "from transformers import TrainingArguments\nTrainingArguments('out', tpu_num_cores=8)",
             ["train.py"], 1, "tpu_num_cores", id="a field that is refused",
         ),
+        pytest.param(
+            "from transformers import TrainingArguments\nTrainingArguments('out', learing_rate=1)",
+            ["train.py"], 1, "error: `TrainingArguments` does not take it.", id="a field that there is not",
+        ),
+        pytest.param(
+            "from transformers import TrainingArguments\nclass Own(TrainingArguments):\n    mine: int = 1\n"
+            "Own('out', mine=1)",
+            ["train.py"], 0, "Not a field of TrainingArguments.", id="a field of its own",
+        ),
+        pytest.param(
+            "from trl import SFTTrainer",
+            ["train.py"], 0, "`SFTTrainer` of trl gets hf_compat's Trainer too", id="a library",
+        ),
     ],
 )  # fmt: skip
 def test_the_status_of_a_dry_run(tmp_path, monkeypatch, capsys, source, words, status, told):

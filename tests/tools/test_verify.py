@@ -298,6 +298,19 @@ def test_page(tmp_path, matplotlib):
         assert word in svg
 
 
+def test_the_page_has_the_result_once(tmp_path, matplotlib):
+    """It is in its text; the picture, which may be sent alone, has it in itself, the curves of the page have not."""
+    from hf_compat.tools.verify.command import _write
+    from hf_compat.tools.verify.report import verdict
+
+    report = a_report(tmp_path)
+    _write(report, tmp_path)
+    words = verdict(report)[:20]
+    page = (tmp_path / "verify.html").read_text(encoding="utf-8")
+    assert words in page[: page.index("<svg")]
+    assert words not in page[page.index("<svg") : page.index("</svg>")].partition(">")[2]
+
+
 def drawn(report):
     """Return the panels of a report's picture by their titles, as they are drawn."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

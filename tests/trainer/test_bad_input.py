@@ -1,6 +1,7 @@
 """Bad input: one clear error, before any training, that names the argument."""
 
 import errno
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 import transformers
 from datasets import Dataset, DatasetDict
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.strategies import DDPStrategy
 from pandas import DataFrame
 from torch import nn
 from torch.utils.data import DataLoader
@@ -44,7 +47,7 @@ from hf_compat.errors import (
     UntrainableModelError,
 )
 from hf_compat.trainer.outputs import EvalLoopOutput
-from tests.support.helpers import WIDTH, ListDataset, PlainModel, Stream, vector_rows
+from tests.support.helpers import WIDTH, ListDataset, PlainModel, Stream, bert_classifier, gpt2, vector_rows
 from tests.support.trainers import QUIET, arguments, new_trainer
 
 
@@ -658,8 +661,40 @@ def test_a_class_of_callbacks_with_arguments(kind, tmp_path):
 
 def test_callbacks_that_are_no_list(tmp_path):
     """A callback alone is not taken for a list."""
-    with pytest.raises(CallbackError, match=r"`callbacks`: .* is no list\. Pass a list of callbacks"):
+    with pytest.raises(CallbackError, match=r"`callbacks`: .* TrainerCallback is no list\. Pass a list of callbacks"):
         Trainer(PlainModel(), arguments(tmp_path), callbacks=TrainerCallback())
+
+
+@pytest.mark.parametrize(
+    ("part", "keyword"),
+    [(CSVLogger("."), "logger"), (SimpleProfiler(), "profiler"), (DDPStrategy(), "strategy")],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_keywords_of_lightning_among_callbacks(part, keyword, tmp_path):
+    """Where they belong is said, also of those with methods that are named like events."""
+    said = f"of type {type(part).__name__} is no callback. Pass it as `lightning={{'{keyword}': ...}}`"
+    with pytest.raises(CallbackError, match=re.escape(said)):
+        Trainer(PlainModel(), arguments(tmp_path), callbacks=[part])
+    with pytest.raises(CallbackError, match=re.escape(said)):
+        Trainer(PlainModel(), arguments(tmp_path)).add_callback(part)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("ddp", "'ddp'"), (["ddp"], "an object of type list")],
+    ids=["text", "list"],
+)
+def test_keywords_of_lightning_that_are_no_dict(given, shown, tmp_path):
+    """They are refused, with what a dict of them looks like."""
+    with pytest.raises(TrainerSetupError, match=f"`lightning`: {shown} is no dict. Pass keywords") as caught:
+        Trainer(PlainModel(), arguments(tmp_path), lightning=given)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_unknown_keywords_of_lightning(tmp_path):
+    """The nearest name of each is said."""
+    with pytest.raises(TrainerSetupError, match="Did you mean `max_epochs` and `strategy`"):
+        Trainer(PlainModel(), arguments(tmp_path), lightning={"max_epoch": 3, "strategie": "ddp"})
 
 
 @pytest.mark.parametrize("callback", [3, "tensorboard", {}, object()])
@@ -779,6 +814,27 @@ def test_model_without_loss(tmp_path):
         trainer.train()
     assert trainer.state.global_step == 0
     assert torch.equal(trainer.model.layer.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("model", "columns", "advice"),
+    [
+        (bert_classifier, {"target": 1}, "The dataset also has target: rename the labels to `labels`, pass"),
+        (
+            bert_classifier,
+            {"labels": "good"},
+            "The dataset has `labels` that the collator leaves out, as",
+        ),
+        (gpt2, {}, "Make labels by `data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)`, pass"),
+        (PlainModel, {}, "Its inputs were: features. Name the labels as its forward does, pass"),
+    ],
+    ids=["another name", "texts", "a language model", "none"],
+)
+def test_samples_without_labels(model, columns, advice, tmp_path):
+    """The error says how the model gets them: what is in the dataset, or what a language model's collator makes."""
+    name, value = ("features", [0.0] * WIDTH) if model is PlainModel else ("input_ids", [5, 6])
+    with pytest.raises(LossError, match=re.escape(advice)):
+        trainer_of_four(tmp_path, model=model(), train=ListDataset([{name: value, **columns}] * 4)).train()
 
 
 class LossOfNone(NoLoss):
@@ -953,8 +1009,10 @@ SPLITS = DatasetDict({name: Dataset.from_list(vector_rows(4)) for name in ("trai
         (map(dict, vector_rows(4)), "of type map, .* Make a list of it, or wrap it in an `IterableDataset`", TypeError),
         (SPLITS, "of type DatasetDict, with train, .*: pass one split, such as `dataset\\['train'\\]`\\.$", KeyError),
         ({"mine": ListDataset(vector_rows(4))}, ".*: pass one split, such as `dataset\\['mine'\\]`\\.$", KeyError),
+        ([*SPLITS.values()], "a list of 2 datasets. Pass one of them, or join them", RuntimeError),
+        ((ListDataset(vector_rows(4)),), "a tuple of 1 datasets. Pass one of them, or join them", RuntimeError),
     ],
-    ids=["name", "columns", "table", "number", "generator", "map", "splits", "own splits"],
+    ids=["name", "columns", "table", "number", "generator", "map", "splits", "own splits", "list", "tuple"],
 )
 def test_what_is_no_dataset(dataset, said, parent, tmp_path):
     """What is none is named, when training and predicting, by an error of upstream's class that says what to do."""

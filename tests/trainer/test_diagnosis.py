@@ -409,6 +409,7 @@ def test_a_traceback_of_lightning_is_whole(tmp_path):
         ),
         ({"learning_rate": 1.0}, "it is a field of `TrainingArguments`. Set it there"),
         ({"epochs": 3}, "set `num_train_epochs` in `args`"),
+        ({"peft_config": None}, r"use `model=get_peft_model\(model, peft_config\)`, of peft"),
         ({"optimizer": None}, r"use `optimizers=\(optimizer, schedule\)`"),
         ({"compute_metric": len}, r"did you mean `compute_metrics`\?"),
         ({"lightning_kwargs": {}}, r"did you mean `lightning`\?"),

@@ -153,6 +153,10 @@ def token_classifier() -> Any:
     return transformers.BertForTokenClassification(helpers._bert_config(num_labels=3))
 
 
+def masked_model() -> Any:
+    return transformers.BertForMaskedLM(helpers._bert_config())
+
+
 def lists(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -578,6 +582,14 @@ MISTAKES |= {
         name: (partial(train_two_steps, model=Raises(RuntimeError(text))), note)
         for name, (text, note) in GPU_OR_WORKERS.items()
     },
+    "a language model without its collator": (
+        lambda *run: train_two_steps(*run, model=masked_model(), rows=TOKENS),
+        r"^`labels`: of shape \(8,\), but `input_ids` of \(8, 3\). .*, as `DataCollatorForLanguageModeling` does",
+    ),
+    "a tokenizer as collator": (
+        lambda *run: train_two_steps(*run, model=bert_classifier(), rows=TOKENS, data_collator=helpers.tokenizer()),
+        "^`data_collator`: .* is a tokenizer. Pass it as `processing_class`",
+    ),
 }
 
 

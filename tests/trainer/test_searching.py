@@ -17,7 +17,7 @@ import hf_compat
 from hf_compat import Trainer, default_compute_objective, default_hp_space_optuna
 from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.errors import ArgumentsError, NotSupportedError, SearchError
+from hf_compat.errors import ArgumentsError, DataError, NotSupportedError, SearchError
 from hf_compat.trainer.searching import apply_values
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import ROOT
@@ -78,6 +78,7 @@ def test_values_are_cast(tmp_path, caplog):
         "SchedulerType",
     ]
     assert "`leraning_rate=1.0` is ignored" in caplog.text
+    assert "Did you mean `learning_rate`?" in caplog.text
     assert not hasattr(args, "leraning_rate")
 
 
@@ -98,6 +99,17 @@ def test_values_that_no_run_could_use_are_refused(tmp_path):
         ({"n_jobs": 2}, SearchError, "`n_jobs=2`.*the same `storage`"),
         ({"backend": "ray", "direction": ["minimize", "maximize"]}, SearchError, "Ray Tune supports one objective"),
         ({"directions": ["minimize"]}, ValueError, "direction"),
+        ({"direction": "max"}, (SearchError, ValueError), "`direction='max'`: pass 'minimize' or 'maximize'"),
+        (
+            {"hp_space": {"seed": [1, 2]}},
+            (SearchError, TypeError),
+            "`hp_space`: .* of type dict cannot be called",
+        ),
+        (
+            {"compute_objective": "eval_loss"},
+            (SearchError, TypeError),
+            "`compute_objective`: .* of the metrics",
+        ),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
 )
@@ -105,9 +117,30 @@ def test_refusals(tmp_path, given, error, text):
     """What a search cannot do is said before a trial begins, and the Trainer trains as before."""
     trainer = searching_trainer(hf_compat, tmp_path)
     with pytest.raises(error, match=text):
-        trainer.hyperparameter_search(hp_space=rates, n_trials=1, **given)
+        trainer.hyperparameter_search(**{"hp_space": rates, "n_trials": 1, **given})
     assert trainer.hp_search_backend is None
     assert trainer.train().global_step == 2
+
+
+def test_a_search_without_data_to_evaluate_on(tmp_path):
+    """It is refused before the first trial, not after it; one that evaluates in its own way is not."""
+
+    class Own(Trainer):
+        def evaluate(self, *given, **named):
+            return {"eval_loss": 0.5}
+
+    given = {"model_init": lambda: PlainModel(), "train_dataset": ListDataset(vector_rows(4))}
+    with pytest.raises(DataError, match="`eval_dataset=None`: a search compares trials"):
+        Trainer(args=arguments(tmp_path, **SHORT), **given).hyperparameter_search(rates, n_trials=1)
+    assert Own(args=arguments(tmp_path, **SHORT), **given).hyperparameter_search(rates, n_trials=1).objective == 0.5
+
+
+def test_an_objective_of_another_name(tmp_path):
+    """A metric that is not there is a KeyError, as in transformers, with the names of those that are."""
+    trainer = searching_trainer(hf_compat, tmp_path)
+    with pytest.raises(KeyError, match="accuracy") as caught:
+        trainer.hyperparameter_search(rates, lambda metrics: metrics["accuracy"], n_trials=1)
+    assert caught.value.__notes__[0].startswith("`compute_objective`: the metrics are eval_loss, ")
 
 
 class CountedRuns(hf_compat.TrainerCallback):

@@ -2,4 +2,4 @@
 
 from hf_compat.errors import require_package
 
-require_package("libcst", extra="port", purpose="`hf-compat port`")
+require_package("libcst", extra="port", purpose="`hf-compat port`, or `run --dry`,")

@@ -7,7 +7,7 @@ import difflib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +67,14 @@ class Port:
             raise ReportError(f"`{self.script}` cannot be written: {error}") from error
 
 
-def port_script(script: str, words: Sequence[str] = ()) -> Port:
+def port_script(script: str, words: Sequence[str] = (), *, installs: bool = False) -> Port:
     """Return a script with its imports changed.
 
     Args:
         script: A Python file, written for transformers' Trainer.
         words: Its arguments on the command line, if they are to be explained.
+        installs: Whether it runs unchanged, with hf_compat in place of transformers' classes: then nothing is said of
+            other files and libraries, which get hf_compat's too.
 
     Raises:
         ParserError: If ``words`` cannot be parsed.
@@ -89,8 +91,8 @@ def port_script(script: str, words: Sequence[str] = ()) -> Port:
         raise ReportError(f"`{script}` is not Python: {str(error) or 'it is nested too deeply.'}") from error
     changes = find_changes(wrapper)
     after = rewritten(wrapper, changes)
-    found = find_remarks(wrapper, path.parent)
-    explained = [(call.line, explain_call(call.literals, call.computed), call.has_more) for call in found.calls]
+    found = find_remarks(wrapper, path.parent, installs=installs)
+    explained = [(call.line, _explained(call), call.has_more) for call in found.calls]
     remarks = [
         *_list("From hf_compat now", changes.moved),
         *_list("From transformers as before", changes.stays),
@@ -111,6 +113,15 @@ def _check_is_python(source: bytes, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of strings in it, which are the script's own concern
         ast.parse(source, name)
+
+
+def _explained(call: Call) -> list[Explanation]:
+    """Return the effect of the arguments of ``call``; one that no release has is a problem, if the class has none."""
+    rows = explain_call(call.literals, call.computed)
+    if call.is_of_own_class:
+        return rows
+    wrong = ("`TrainingArguments` does not take it.",)
+    return [replace(row, where="nowhere", problems=wrong) if row.handling == "unknown" else row for row in rows]
 
 
 def _list(title: str, names: Iterable[str]) -> Iterator[str]:
@@ -153,6 +164,8 @@ class Call:
     """Fields whose values the script computes → as it is written."""
     has_more: bool = False
     """Whether it passes ``**keywords`` too."""
+    is_of_own_class: bool = False
+    """Whether the class is one of the script's, which may have fields of its own."""
 
 
 @dataclass(slots=True)
@@ -163,9 +176,9 @@ class Remarks:
     calls: list[Call] = field(default_factory=list)
 
 
-def find_remarks(wrapper: cst.MetadataWrapper, folder: Path) -> Remarks:
-    """Return what is to be said of the module of ``wrapper``, a script in ``folder``."""
-    finder = _Finder(folder)
+def find_remarks(wrapper: cst.MetadataWrapper, folder: Path, *, installs: bool) -> Remarks:
+    """Return what is to be said of the module of ``wrapper``, a script in ``folder``; ``installs`` as in a port."""
+    finder = _Finder(folder, installs=installs)
     wrapper.visit(finder)
     return Remarks(sorted(finder.remarks, key=lambda remark: remark.line), finder.calls)
 
@@ -173,8 +186,9 @@ def find_remarks(wrapper: cst.MetadataWrapper, folder: Path) -> Remarks:
 class _Finder(cst.CSTVisitor):
     METADATA_DEPENDENCIES = (PositionProvider, QualifiedNameProvider)
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, installs: bool) -> None:
         super().__init__()
+        self._installs = installs
         self.remarks: list[Remark] = []
         self.calls: list[Call] = []
         self._folder = folder
@@ -198,7 +212,7 @@ class _Finder(cst.CSTVisitor):
         known = self._base(node.func)
         if known is None or known.endswith("Trainer"):
             return
-        call = Call(self._line(node))
+        call = Call(self._line(node), is_of_own_class=not self._arguments.isdisjoint(self._qualified(node.func)))
         for argument in node.args:
             if argument.star == "**":
                 call.has_more = True
@@ -259,8 +273,13 @@ class _Finder(cst.CSTVisitor):
                     self._add_library(node, module.partition(".")[0], [name])
 
     def _add_library(self, node: cst.CSTNode, library: str, names: list[str]) -> None:
-        if names and library not in _HAVE_OWN_TRAINERS:
-            listed = ", ".join(f"`{name}`" for name in names)
+        if not names or library in _HAVE_OWN_TRAINERS:
+            return
+        listed = ", ".join(f"`{name}`" for name in names)
+        if self._installs:
+            told = f"{listed} of {library} gets hf_compat's Trainer too, if it derives from transformers'."
+            self._add(node, told, is_problem=False)
+        else:
             self._add(
                 node,
                 f"{listed} of {library} is not part of hf_compat. If it derives from transformers' Trainer, start the "
@@ -272,7 +291,8 @@ class _Finder(cst.CSTVisitor):
         folder = self._folder.joinpath(*[".."] * max(0, level - 1))
         for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
             if module and (folder / name).is_file() and b"Train" in (folder / name).read_bytes():
-                self._add(node, f"`{name}` is imported: port it too if it uses the Trainer.", is_problem=False)
+                if not self._installs:
+                    self._add(node, f"`{name}` is imported: port it too if it uses the Trainer.", is_problem=False)
                 return True
         return False
 

@@ -204,7 +204,9 @@ def _tolerances(options: VerifyOptions) -> str:
 
 def _write(report: Report, folder: Path) -> list[str]:
     figure = draw_comparison(report)
-    contents = (as_json(report).encode(), as_png(figure), as_page(report, as_svg(figure)).encode())
+    picture = as_png(figure)
+    figure.suptitle("")  # a page has it in its text
+    contents = (as_json(report).encode(), picture, as_page(report, as_svg(figure)).encode())
     return write_files(dict(zip((folder / name for name in _NAMES), contents, strict=True)))
 
 
