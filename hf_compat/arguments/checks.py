@@ -484,17 +484,9 @@ def doubtful_values(args: TrainingArguments) -> Iterator[str]:
         value = getattr(args, item.name)
         if isinstance(item.default, bool) and isinstance(value, str) and value.lower() in _SAYS_NO:
             yield f"`{item.name}={value!r}` is a text, which counts as True, as in transformers. Set False, unquoted."
-    metric = args.metric_for_best_model
-    if args.greater_is_better is True and str(metric).lower().rpartition("_")[2] in _SMALLER_IS_BETTER:
-        yield (
-            f"`metric_for_best_model={metric!r}`: the greatest value counts as the best, as in transformers for any "
-            "name that does not end in 'loss'. Set `greater_is_better=False`."
-        )
 
 
 _SAYS_NO = ("false", "no", "off", "0")
-_SMALLER_IS_BETTER = ("cer", "error", "mae", "mape", "mse", "perplexity", "ppl", "rmse", "ter", "wer")
-"""Last words of names of metrics of errors."""
 
 
 def setup_notes(args: TrainingArguments, semantics: Semantics, *, is_stream: bool) -> Iterator[str]:
