@@ -45,7 +45,7 @@ def is_stateful_stream(dataset: object) -> TypeGuard[StatefulStream]:
 
 
 def _is_called_without_arguments(method: object) -> bool:
-    """Return whether ``method`` is one. Streams of litdata and mosaicml-streaming ask for counts of their loaders."""
+    """Return whether ``method`` is one: streams of litdata and mosaicml-streaming take counts of their loaders."""
     if not callable(method):
         return False
     try:
