@@ -402,7 +402,8 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Number of trainable parameters = {trainable:,}"
 
 
-# Warnings of a run: epochs untold, shares of shares, changed accumulation, unfrozen parameters, a plateau below zero.
+# Warnings of a run: epochs untold, shares of shares, averages in half precision, changed accumulation, unfrozen
+# parameters, a plateau below zero.
 
 
 def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -447,6 +448,17 @@ def warn_of_shares_in_shares(loader: object, warn_once: WarnOnce) -> None:
 
 _STREAMS_WITH_SHARES = {("litdata", "StreamingDataset"), ("streaming", "StreamingDataset")}
 """Package and name of the streams that look up the rank themselves: litdata's, mosaicml-streaming's."""
+
+
+def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: WarnOnce) -> None:
+    """Warn if the callback named ``average`` averages trainable weights of ``model`` that are in half precision."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    halves = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes & {torch.bfloat16, torch.float16})
+    if average is not None and halves:
+        warn_once(
+            f"{average} averages weights in {halves[0]}, to which small steps of the average are rounded: it may stay "
+            "where it began, and the model after the run is the average. Train weights in float32, with `bf16=True`."
+        )
 
 
 def warn_of_changed_accumulation(trainer: Trainer, warn_once: WarnOnce) -> None:
