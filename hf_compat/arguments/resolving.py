@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -117,6 +118,10 @@ def _enums(args: TrainingArguments, semantics: Semantics) -> Problems:
         yield Problem("debug", args.debug, str(error))
 
 
+_SMALLER_IS_BETTER = frozenset(("cer", "error", "mae", "mse", "perplexity", "ppl", "rmse", "ter", "wer"))
+"""Words in the names of metrics of which a smaller value is better."""
+
+
 def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
     args.do_eval = evaluates(args)
     if args.eval_delay is None:  # the default until 4.56
@@ -129,7 +134,14 @@ def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
     ):
         args.metric_for_best_model = "loss"
     if args.greater_is_better is None and isinstance(args.metric_for_best_model, str):
-        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
+        name = args.metric_for_best_model
+        args.greater_is_better = not name.endswith("loss")
+        if args.greater_is_better and _SMALLER_IS_BETTER & {*re.split(r"[^a-z]+", name.lower())}:
+            logger.warning(
+                "`metric_for_best_model=%r`: the largest value counts as the best, as with transformers, since its "
+                "name does not end in `loss`. Set `greater_is_better=False` if the smallest is.",
+                name,
+            )
 
 
 def _whole_steps(args: TrainingArguments, semantics: Semantics) -> None:

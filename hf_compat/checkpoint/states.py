@@ -9,7 +9,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
@@ -272,6 +272,50 @@ def loads_all(optimizer: Optimizer, file: Path) -> Iterator[None]:
     for group in optimizer.param_groups:
         for name in _names_by_parameter(group):
             group[name] = _of_these_parameters(group[name], group["params"])
+
+
+@contextmanager
+def notes_casts(optimizer: Optimizer, *, undoes: bool) -> Iterator[set[str]]:
+    """Context of a load into ``optimizer``, whose value has at its end which states torch has cast.
+
+    Torch gives all but ``step`` the dtype of their parameter: averages in float32 of one in bfloat16 are rounded.
+
+    Args:
+        optimizer: The optimizer. One that has a ``load_state_dict`` of its own may cast nothing, or what it likes.
+        undoes: Whether the states get the values that were saved.
+    """
+    found: set[str] = set()
+    read: list[dict[str, Any]] = []
+    hook = None
+    with suppress(AttributeError):  # of an optimizer that has not called torch's constructor
+        hook = optimizer.register_load_state_dict_pre_hook(lambda _, state: read.append(state))
+    try:
+        yield found
+    finally:
+        if hook is not None:
+            hook.remove()
+    for saved in read:
+        numbers, parameters = (
+            [one for group in groups for one in group["params"]]
+            for groups in (saved["param_groups"], optimizer.param_groups)
+        )
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, state, value in _cast(optimizer.state.get(parameter), saved["state"].get(number)):
+                found.add(f"`{name}`")
+                if undoes:
+                    state[name] = value.to(state[name].device, copy=True)
+
+
+def _cast(loaded: object, saved: object) -> Iterator[tuple[Any, Any, torch.Tensor]]:
+    """Yield where ``loaded`` has a tensor of another dtype than ``saved``, as a name in a dict, and the saved one."""
+    if isinstance(loaded, dict) and isinstance(saved, Mapping):
+        for name, value in saved.items():
+            own = loaded.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(own, torch.Tensor):
+                if own.dtype != value.dtype:
+                    yield name, loaded, value
+            else:
+                yield from _cast(own, value)
 
 
 def _stepped(optimizer: Optimizer) -> list[Optimizer]:

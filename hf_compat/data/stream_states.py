@@ -8,6 +8,7 @@ that were prefetched.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self, TypeGuard, TypeVar
@@ -36,11 +37,22 @@ def is_stateful_stream(dataset: object) -> TypeGuard[StatefulStream]:
     """Return whether ``dataset`` is a stream whose ``state_dict`` is all that is needed to resume it."""
     return (
         isinstance(dataset, IterableDataset)
-        and callable(getattr(dataset, "state_dict", None))
+        and _is_called_without_arguments(getattr(dataset, "state_dict", None))
         and callable(getattr(dataset, "load_state_dict", None))
         and not _has_shuffle_buffer(dataset)
         and (not hasattr(dataset, "unsharded") or is_stateful_stream(dataset.unsharded))  # a StreamShard
     )
+
+
+def _is_called_without_arguments(method: object) -> bool:
+    """Return whether ``method`` is one: streams of litdata and mosaicml-streaming take counts of their loaders."""
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind()
+    except TypeError:
+        return False
+    return True
 
 
 def _has_shuffle_buffer(dataset: object) -> bool:

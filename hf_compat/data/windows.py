@@ -177,6 +177,10 @@ class WindowLoader:
         told = start.rest if self._skips_before_telling_epoch else self._loader
         if hasattr(told, "set_epoch"):
             told.set_epoch(start.epoch)
+        dataset = getattr(self._loader, "dataset", None)
+        stream: Any = getattr(dataset, "unsharded", dataset)
+        if start is self._start and isinstance(getattr(stream, "next_epoch", None), int):
+            stream.next_epoch = start.epoch  # a stream of mosaicml-streaming, which counts its passes in this process
         if told is not start.rest and isinstance(start.rest, PreparedDataLoader):
             start.rest.iteration = start.epoch
 

@@ -332,6 +332,11 @@ def _setting_problems(callback: Callback, args: TrainingArguments, *, shards_mod
         yield f"{name} needs the whole model on each rank, but the strategy shards it. Use DDP, or remove it."
 
 
+def averages_weights(callbacks: Iterable[Callback]) -> str | None:
+    """Return the name of the first of ``callbacks`` that averages the weights, in their dtype; None without one."""
+    return next((_name(callback) for callback in callbacks if isinstance(callback, WeightAveraging)), None)
+
+
 def _name(callback: Callback) -> str:
     return type(callback).__name__
 

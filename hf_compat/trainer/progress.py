@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from hf_compat.arguments.derived import epochs_to_train
 from hf_compat.arguments.releases import Semantics
-from hf_compat.data.loader import FirstBatches, PreparedDataLoader
+from hf_compat.data.loader import DispatchingDataLoader, FirstBatches, PreparedDataLoader
 from hf_compat.data.windows import Window
 from hf_compat.errors import ModelError
 from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
@@ -402,7 +402,8 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Number of trainable parameters = {trainable:,}"
 
 
-# Warnings of a run: epochs untold to a data set, changed accumulation, unfrozen parameters, a plateau below zero.
+# Warnings of a run: epochs untold, shares of shares, averages in half precision, changed accumulation, unfrozen
+# parameters, a plateau below zero.
 
 
 def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -428,6 +429,36 @@ def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Sema
 
 def _leaves_out(loader: object) -> bool:
     return isinstance(loader, PreparedDataLoader) and hasattr(loader.dataset, "set_epoch") and not loader.tells_dataset
+
+
+def warn_of_shares_in_shares(loader: object, warn_once: WarnOnce) -> None:
+    """Warn if ``loader`` shares a stream among the ranks that gives each rank a share already."""
+    stream: Any = getattr(loader, "dataset", None)
+    stream = getattr(stream, "unsharded", stream)
+    if isinstance(loader, DispatchingDataLoader) or stream is not getattr(loader, "dataset", None):
+        config = getattr(stream, "_distributed", None)  # of `datasets`, by `split_dataset_by_node`
+        names = [(base.__module__.partition(".")[0], base.__name__) for base in type(stream).__mro__]
+        if getattr(config, "world_size", 1) > 1 or {*names} & _STREAMS_WITH_SHARES:
+            warn_once(
+                "`train_dataset` gives each rank samples of its own, which are shared among the ranks once more, as in "
+                "transformers: some are never trained on. Pass `Trainer(lightning={"
+                "'use_distributed_sampler': False})` to have each rank read its own, or pass the whole stream."
+            )
+
+
+_STREAMS_WITH_SHARES = {("litdata", "StreamingDataset"), ("streaming", "StreamingDataset")}
+"""Package and name of the streams that look up the rank themselves: litdata's, mosaicml-streaming's."""
+
+
+def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: WarnOnce) -> None:
+    """Warn if the callback named ``average`` averages trainable weights of ``model`` that are in half precision."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    halves = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes & {torch.bfloat16, torch.float16})
+    if average is not None and halves:
+        warn_once(
+            f"{average} averages weights in {halves[0]}, to which small steps of the average are rounded: it may stay "
+            "where it began, and the model after the run is the average. Train weights in float32, with `bf16=True`."
+        )
 
 
 def warn_of_changed_accumulation(trainer: Trainer, warn_once: WarnOnce) -> None:

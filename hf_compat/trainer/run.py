@@ -26,7 +26,7 @@ from hf_compat.distributed.oom_consensus import max_over_ranks
 from hf_compat.engine.backend import LightningBackend
 from hf_compat.engine.internals.loops import fast_forward, train_on
 from hf_compat.engine.internals.strategies import voted_collectives
-from hf_compat.engine.lightning_callbacks import logging_by_steps
+from hf_compat.engine.lightning_callbacks import averages_weights, logging_by_steps
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.process_layout import slurm_signal
@@ -45,7 +45,13 @@ from hf_compat.trainer.optimization import RunOptimization
 from hf_compat.trainer.outputs import TrainOutput
 from hf_compat.trainer.preemption import Deadline, SignalWatch
 from hf_compat.trainer.preparing import prepare_model, take_wrapper, wrap_to_train
-from hf_compat.trainer.progress import RunCounters, count_train_tokens, warn_of_untold_epochs
+from hf_compat.trainer.progress import (
+    RunCounters,
+    count_train_tokens,
+    warn_of_rounded_average,
+    warn_of_shares_in_shares,
+    warn_of_untold_epochs,
+)
 from hf_compat.trainer.resume import check_start, without_extra_step
 
 if TYPE_CHECKING:
@@ -380,6 +386,8 @@ class TrainingRun:
         if start is not None:
             self.trainer.state.max_steps, self.trainer.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
         warn_of_untold_epochs(loader, loader if start is None else start.rest, self.trainer.semantics, self.warn_once)
+        warn_of_shares_in_shares(loader, self.warn_once)
+        warn_of_rounded_average(self.trainer.model, averages_weights(self.backend.callbacks), self.warn_once)
         warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self.warn_once)
         plan = without_extra_step(self.trainer, plan, 0 if start is None else start.epoch, self.warn_once)
         self.trainer.run_plan = hooks.progress.plan = plan

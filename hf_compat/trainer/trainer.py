@@ -1299,8 +1299,17 @@ class Trainer(metaclass=CountsCounterparts):
             optimizer = optimizer_of(self)
             restores = self.semantics.corrected and strategy.engine is None
             file = Path(checkpoint, names.OPTIMIZER_NAME)
-            with states.loads_all(optimizer, file) if restores else nullcontext():
+            with (
+                states.loads_all(optimizer, file) if restores else nullcontext(),
+                states.notes_casts(optimizer, undoes=restores) as cast,
+            ):
                 strategy.load_optimizer(optimizer, checkpoint)
+            if cast and not restores:
+                self.warn_once(
+                    f"The checkpoint has {', '.join(sorted(cast))} of {type(optimizer).__name__} in another dtype than "
+                    "the parameters', to which it is cast, as with transformers: this run ends with other weights than "
+                    "one without a break. Set `TrainingArguments(semantics='corrected')` to keep it."
+                )
             if not strategy.engine_has_scheduler:
                 states.load_state_file(scheduler_of(self), checkpoint, names.SCHEDULER_NAME)
         elif states.has_optimizer_state(Path(checkpoint)):

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import transformers
 
 from hf_compat.arguments.derived import is_better, notes_best_step, worst_value
 from hf_compat.arguments.releases import resolve_semantics
@@ -26,3 +27,17 @@ def test_update_steps_that_are_noted(strategy):
     args = arguments(save_strategy=strategy, metric_for_best_model="loss")
     assert notes_best_step(args, NEW) == (strategy != "no")
     assert notes_best_step(args, OLD) == (strategy in ("steps", "epoch"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "warned"),
+    [("eval_perplexity", {}, True), ("wer", {}, True), ("power", {}, False), ("mse_loss", {}, False)]
+    + [("wer", {"greater_is_better": greater}, False) for greater in (True, False)],
+)
+def test_a_metric_that_is_better_if_it_is_smaller(name, fields, warned, caplog):
+    """The largest perplexity counts as the best, as with transformers, with a warning unless the script says so."""
+    args = arguments(metric_for_best_model=name, **fields)
+    assert (
+        args.greater_is_better == transformers.TrainingArguments(metric_for_best_model=name, **fields).greater_is_better
+    )
+    assert [name in text for text in caplog.messages if "counts as the best" in text] == [True] * warned

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch.nn.functional import cross_entropy
 
+import hf_compat
 from hf_compat import HFCompatWarning, Trainer
 from hf_compat.arguments.releases import installed_release
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
@@ -73,6 +75,46 @@ def test_a_whole_state_is_saved_in_silence(optim, tmp_path):
     assert warned == []
     resumed, _ = weights_after(optim, tmp_path, str(tmp_path / "checkpoint-2"))
     assert all(torch.equal(one, two) for one, two in zip(whole, resumed, strict=True))
+
+
+class HalfModel(PlainModel):
+    """A model with its weights in bfloat16, as ``from_pretrained`` gives most of today's."""
+
+    def __init__(self):
+        super().__init__()
+        self.bfloat16()
+
+    def forward(self, features, labels=None):
+        return super().forward(features.bfloat16(), labels)
+
+
+@pytest.mark.parametrize(("optim", "cast"), [("adafactor", True), ("adamw_torch", False)])
+def test_averages_of_weights_in_half_precision(optim, cast, tmp_path):
+    """Torch gives averages their parameter's dtype as it loads them, with a warning; corrected, they keep theirs."""
+
+    def weights(folder, resume=None, library=hf_compat, **fields):
+        torch.manual_seed(0)
+        steps = {"max_steps": 12, "save_strategy": "steps", "save_steps": 4}
+        args = arguments(folder, library, optim=optim, learning_rate=0.01, **steps, **fields)
+        trainer = library.Trainer(HalfModel(), args, train_dataset=ListDataset(vector_rows(16)))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train(resume_from_checkpoint=resume and str(resume / "checkpoint-4"))
+        said = [str(one.message) for one in caught if "in another dtype" in str(one.message)]
+        return [weight.detach().clone() for weight in trainer.model.parameters()], said
+
+    def equal(some, others):
+        return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+    whole, _ = weights(tmp_path / "whole")
+    theirs, _ = weights(tmp_path / "theirs", tmp_path / "whole", library=transformers)
+    ours, said = weights(tmp_path / "ours", tmp_path / "whole")
+    assert equal(ours, theirs)
+    assert equal(ours, whole) != cast
+    assert ["`exp_avg_sq_row`" in one for one in said] == [True] * cast
+    corrected, said = weights(tmp_path / "corrected", tmp_path / "whole", semantics="corrected")
+    assert equal(corrected, whole)
+    assert said == []
 
 
 @pytest.mark.parametrize("fields", [{}, {"semantics": "corrected"}], ids=["as upstream", "corrected"])

@@ -3,9 +3,12 @@
 import datasets
 import pytest
 import torch
+from datasets.distributed import split_dataset_by_node
 
+from hf_compat.data.loader import DispatchingDataLoader, PreparedDataLoader
 from hf_compat.data.stream_states import StreamStates
 from hf_compat.errors import CheckpointError
+from hf_compat.trainer.progress import warn_of_shares_in_shares
 from tests.support.helpers import WIDTH, Reading
 from tests.support.trainers import seeing_trainer
 
@@ -145,3 +148,57 @@ class Picky(Reading):
 
     def load_state_dict(self, state):
         super().load_state_dict({"next": state["next"], "epoch": state["epoch"]})
+
+
+class CountingStream(torch.utils.data.IterableDataset):
+    """A stream as mosaicml-streaming's: shuffled by the number of its passes, with a state that asks for a count."""
+
+    def __init__(self):
+        self.next_epoch = 0
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(self.next_epoch)).tolist()
+        self.next_epoch += 1
+        yield from ({"features": torch.full((WIDTH,), float(number)), "labels": torch.tensor(0)} for number in order)
+
+    def state_dict(self, num_samples, from_beginning):
+        raise AssertionError("the Trainer does not count its samples")
+
+    def load_state_dict(self, state):
+        raise AssertionError("nothing was saved")
+
+
+@pytest.mark.parametrize("step", [3, 4, 6], ids=["in the first pass", "after it", "in the second"])
+@pytest.mark.parametrize("built_before", [False, True])
+def test_a_stream_that_counts_its_passes_is_told_where_the_run_goes_on(step, built_before, tmp_path):
+    """Each pass has the order of the whole run's, in a new process or not; transformers begins with the first."""
+
+    def trainer(name, stream):
+        made = seeing_trainer(tmp_path / name, per_device_train_batch_size=2, num_train_epochs=3, save_steps=step)
+        made.train_dataset = stream
+        return made
+
+    stream = CountingStream()
+    whole = trainer("whole", stream)
+    whole.train()
+    assert whole.seen[:4] != whole.seen[4:8]
+    resumed = trainer("rest", stream if built_before else CountingStream())
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    assert resumed.seen == whole.seen[step:]
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_a_stream_of_shares_is_not_to_be_shared_again(splits):
+    """Rank 0 reads for all: of a stream that gives it half of the samples the others are read by no rank."""
+    stream = datasets.Dataset.from_dict({"features": [0.0] * 8}).to_iterable_dataset(num_shards=2)
+    if splits:
+        stream = split_dataset_by_node(stream, rank=0, world_size=2)
+    warnings = []
+    dispatching = DispatchingDataLoader(stream, split=False, num_processes=2, process_index=0)
+    for loader in (dispatching, PreparedDataLoader(stream)):
+        warn_of_shares_in_shares(loader, warnings.append)
+    assert len(warnings) == splits
+    assert all("use_distributed_sampler" in text for text in warnings)

@@ -1,6 +1,7 @@
 """Each run of a Trainer begins with its Lightning callbacks as they were given."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -24,8 +25,9 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
+from transformers import default_data_collator
 
-from hf_compat import Trainer
+from hf_compat import HFCompatWarning, Trainer
 from hf_compat.engine.lightning_callbacks import SUPPORT
 from tests.engine.test_lightning_callbacks import TwoParts
 from tests.support.helpers import ListDataset, vector_rows
@@ -194,6 +196,20 @@ def test_callbacks_of_a_user(kind, tmp_path):
     assert into == [*range(1, 7)] * 2
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
     assert given.started == ((4, 0.0, 4, 0, 5) if kind is Stateful else (0, 0.0, 0, 0, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_average_in_half_precision_is_warned_of(dtype, tmp_path):
+    """A step of 0.001 towards weights in bfloat16 is rounded away: the model after the run is that of its beginning."""
+    trainer = renewing_trainer(tmp_path, EMAWeightAveraging(decay=0.999, update_starting_at_step=0))
+    trainer.model_init = lambda: TwoParts().to(dtype)
+    trainer.data_collator = lambda rows: {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in default_data_collator(rows).items()
+    }
+    expected = pytest.warns(HFCompatWarning, match="^EMAWeightAveraging averages weights in bfloat16")
+    with expected if dtype == torch.bfloat16 else nullcontext():
+        trainer.train()
 
 
 def test_trials_of_a_search(tmp_path):
