@@ -6,7 +6,7 @@
 #            `with_epoch(n)` begins each pass at the first shard. With fewer samples than the data set has, the shards at
 #            the end are not read in any epoch, however many there are.
 # Seen:      the shards of five passes over eight are in one order; twenty epochs `with_epoch(8)` of 32 samples, shuffled
-#            in buffers too, saw 16 of them. With `detshuffle=True` orders differ, and all 32 are seen.
+#            in buffers too, saw 15 of them. With `detshuffle=True` orders differ, and all 32 are seen.
 # Date:      2026-11-28
 . "$(dirname "$0")/common.sh"
 install torch==2.13.0 numpy==2.4.6 webdataset==1.0.2
