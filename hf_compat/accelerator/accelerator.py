@@ -293,11 +293,11 @@ class Accelerator(ProcessState):
     @property
     def sync_gradients(self) -> bool:
         """Whether the current backward pass ends an update step."""
-        return self.gradient_state.sync_gradients
+        return self._backend.strategy.ends_update
 
     @sync_gradients.setter
     def sync_gradients(self, value: bool) -> None:
-        self.gradient_state.sync_gradients = value
+        self._backend.strategy.ends_update = value
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -407,7 +407,8 @@ class Accelerator(ProcessState):
 
     def gather(self, tensors: Nested) -> Any:
         """Return ``tensors`` of all ranks with other data, concatenated along dim 0; shapes are equal on all ranks."""
-        return collectives.gather(tensors, self._backend.process_layout.loss_group)
+        layout = self._backend.process_layout
+        return tensors if layout.launch.world_size == 1 else collectives.gather(tensors, layout.loss_group)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Return ``input_data`` of all ranks with other data; of the last batch without duplicated samples.

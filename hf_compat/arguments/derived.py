@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from hf_compat.arguments.enums import HubStrategy
 from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
@@ -37,18 +37,6 @@ def notes_best_step(args: TrainingArguments, semantics: Semantics) -> bool:
 
 
 # Logging, evaluations, saves and the end of a run, as far as training arguments alone decide them.
-
-
-def due_by(unit: Literal["steps", "epoch"], args: TrainingArguments, done: float) -> tuple[bool, bool, bool]:
-    """Return whether a run logs, evaluates and saves by ``unit``; evaluations have to wait for ``eval_delay``.
-
-    Args:
-        unit: Update steps or epochs.
-        args: The training arguments; perhaps transformers' own, which callbacks can be given.
-        done: Update steps or epochs that are done.
-    """
-    evaluates = args.eval_strategy == unit and args.eval_delay <= done
-    return args.logging_strategy == unit, evaluates, args.save_strategy == unit
 
 
 def evaluates_in_training(args: TrainingArguments) -> bool:

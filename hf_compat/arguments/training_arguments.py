@@ -207,7 +207,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
     # ---- logging, evaluation, saving ----
 
     logging_strategy: IntervalStrategy | str = option("steps", "When to log.", enum=IntervalStrategy).done_in(
-        "arguments/derived.py", "Whether to log every N update steps, every epoch, or not at all."
+        "callbacks/default_callbacks.py", "Whether to log every N update steps, every epoch, or not at all."
     )
     logging_steps: float = option(
         500, "Update steps between logs; below 1 a fraction of all update steps.", Number()
@@ -262,7 +262,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
         None, "Update steps between evaluations, or a fraction. Default: logging_steps.", Number()
     ).done_in("state.py", "Update steps between two evaluations.")
     eval_delay: float = option(0, "Epochs or update steps before the first evaluation.", Number()).done_in(
-        "arguments/derived.py", "No evaluation before this epoch or update step."
+        "callbacks/default_callbacks.py", "No evaluation before this epoch or update step."
     )
     per_device_eval_batch_size: int = option(8, "Samples per device in an evaluation batch.", Integer(1)).done_in(
         "arguments/training_arguments.py", "Batch size of the evaluation and test data loaders, per device."
@@ -274,7 +274,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
         "trainer/loop.py", "One evaluation before the first update step."
     )
     eval_do_concat_batches: bool = option(True, "Concatenate predictions over batches.").done_in(
-        "trainer/evaluation_session.py",
+        "trainer/evaluation.py",
         "Whether predictions are concatenated over batches, or kept as a list per batch.",
     )
     eval_use_gather_object: bool = option(False, "Gather predictions as objects instead of tensors.").done_in(
@@ -282,12 +282,12 @@ class TrainingArguments(metaclass=CountsCounterparts):
     )
     eval_accumulation_steps: int | None = option(
         None, "Evaluation batches after which predictions move to the CPU.", Number()
-    ).done_in("trainer/evaluation_session.py", "Moves predictions to the CPU every N batches.")
+    ).done_in("trainer/evaluation.py", "Moves predictions to the CPU every N batches.")
     include_for_metrics: list[str] = option(
         [], "Additional inputs of compute_metrics: 'inputs', 'loss'.", Names(excluded=(Mapping, NoneType))
-    ).done_in("trainer/evaluation_session.py", "`compute_metrics` also gets the inputs or the losses.")
+    ).done_in("trainer/evaluation.py", "`compute_metrics` also gets the inputs or the losses.")
     batch_eval_metrics: bool = option(False, "Call compute_metrics on each batch.").done_in(
-        "trainer/evaluation_session.py", "`compute_metrics` is called on each batch; predictions are not stored."
+        "trainer/evaluation.py", "`compute_metrics` is called on each batch; predictions are not stored."
     )
 
     save_only_model: bool = option(False, "Save only the model; training resumes with a new optimizer state.").done_in(
@@ -620,7 +620,8 @@ class TrainingArguments(metaclass=CountsCounterparts):
         Raises:
             UnknownArgumentError: If the constructor has no such keyword; it lists all other problems too.
         """
-        refuse_unknown(cls, args, kwargs)
+        if args or kwargs:  # not as one is copied
+            refuse_unknown(cls, args, kwargs)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

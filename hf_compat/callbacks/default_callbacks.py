@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.arguments.derived import due_by
 from hf_compat.arguments.releases import resolve_semantics
 from hf_compat.callbacks.console import ProgressCallback
 from hf_compat.callbacks.notebook import NotebookProgressCallback, is_in_notebook
@@ -25,9 +24,11 @@ class DefaultFlowCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """Apply the strategies ``"steps"``, and stop after the last update step."""
-        step = state.global_step
-        logs, evaluates, saves = due_by("steps", args, step)
-        if (logs and step % state.logging_steps == 0) or (step == 1 and args.logging_first_step):
+        step, saves = state.global_step, args.save_strategy == "steps"
+        evaluates = args.eval_strategy == "steps" and args.eval_delay <= step
+        if args.logging_strategy == "steps" and step % state.logging_steps == 0:
+            control.should_log = True
+        if step == 1 and args.logging_first_step:
             control.should_log = True
         if evaluates and step % state.eval_steps == 0:
             control.should_evaluate = True
@@ -43,12 +44,11 @@ class DefaultFlowCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """Apply the strategies ``"epoch"``."""
-        logs, evaluates, saves = due_by("epoch", args, state.epoch or 0)
-        if logs:
+        if args.logging_strategy == "epoch":
             control.should_log = True
-        if evaluates:
+        if args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0):
             control.should_evaluate = True
-        if saves:
+        if args.save_strategy == "epoch":
             control.should_save = True
         return control
 

@@ -45,3 +45,8 @@ def checkpoint_name(step: int) -> str:
 def rng_state_name(rank: int, world_size: int) -> str:
     """Return the name of the file with the random states of ``rank`` out of ``world_size``."""
     return "rng_state.pth" if world_size <= 1 else f"rng_state_{rank}.pth"
+
+
+def name_outside_units(name: str) -> str:
+    """Return the ``name`` of a parameter or a module without what the units of FSDP 1 have added to it."""
+    return ".".join(part for part in name.split(".") if part != "_fsdp_wrapped_module")

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 # The optimizer's state: by parameter name, for a run with another strategy, and what a file of it may lack.
 
 
-_WRAPPER = "_fsdp_wrapped_module."
-"""Part of the names of parameters under torch's ``FullyShardedDataParallel``, and of no name in a checkpoint."""
 _FILES = (names.OPTIMIZER_NAME, names.FULL_OPTIMIZER_NAME)
 
 
@@ -79,7 +77,7 @@ def parameter_names(optimizer: object, model: nn.Module) -> ParameterNames | Non
     """Return the names of ``model``'s parameters and ``optimizer``'s; None if it has no groups, or updates others."""
     if not hasattr(optimizer, "param_groups"):
         return None
-    known = {id(parameter): name.replace(_WRAPPER, "") for name, parameter in model.named_parameters()}
+    known = {id(parameter): names.name_outside_units(name) for name, parameter in model.named_parameters()}
     try:
         groups = [[known[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     except KeyError:

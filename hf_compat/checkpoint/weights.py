@@ -108,7 +108,7 @@ def _by_plain_names(model: nn.Module) -> Iterator[None]:
 
     def named_modules(*args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         for name, module in type(model).named_modules(model, *args, **kwargs):
-            yield name.replace("._fsdp_wrapped_module", ""), module
+            yield names.name_outside_units(name), module
 
     vars(model)["named_modules"] = named_modules
     try:

@@ -361,14 +361,15 @@ class RemoveColumnsCollator:
 
     def __call__(self, features: list[Any]) -> Any:
         """Return the batch of ``features`` without their unused keys."""
-        kept, columns = [], self.signature_columns
-        for feature in features:
-            if not isinstance(feature, dict):
-                kept.append(feature)
-                continue
-            kept.append({key: feature[key] for key in feature if key in columns})
-            if not self.message_logged and len(kept[-1]) < len(feature):
+        columns = self.signature_columns
+        kept = [
+            {key: feature[key] for key in feature if key in columns} if isinstance(feature, dict) else feature
+            for feature in features
+        ]
+        for feature, rest in () if self.message_logged else zip(features, kept, strict=True):
+            if rest is not feature and len(rest) < len(feature):
                 self._log_removed(feature)
+                break
         return self.data_collator(kept)
 
     def _log_removed(self, feature: dict[Any, Any]) -> None:

@@ -1,10 +1,9 @@
-"""Losses that the Trainer computes instead of the model, checks of those that users' code returns, and division."""
+"""Losses that the Trainer computes instead of the model, and checks of those that users' code returns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -112,21 +111,3 @@ def loss_logits_and_labels(returned: Any, source: str) -> tuple[Tensor | None, A
     if loss is not None:
         check_loss(loss, source)
     return loss, logits, labels
-
-
-def divide_scalar(value: Tensor, by: int) -> Tensor:
-    """Return ``value / by``, the same bits: by a tensor in host memory, where torch would make a new one each time.
-
-    Args:
-        value: On any device. Not of float32, or of a subclass: divided as it is.
-        by: The number.
-    """
-    if type(value) is Tensor and value.dtype is torch.float32:
-        return value / _in_host_memory(by)
-    return value / by
-
-
-@lru_cache(maxsize=64)
-def _in_host_memory(number: int) -> Tensor:
-    with torch.inference_mode(mode=False):  # whoever asks first: it may be saved for a backward pass later
-        return torch.tensor(number, dtype=torch.float32, device="cpu")

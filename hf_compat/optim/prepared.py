@@ -34,11 +34,17 @@ class UpdateSteps(Protocol):
         ...
 
 
-_WRAPPED: WeakKeyDictionary[Any, Optimizer] = WeakKeyDictionary()
+@dataclass(slots=True)
+class _Wrapped:
+    """The optimizer in a wrapper, and the accelerator of its run, if it has one."""
+
+    optimizer: Optimizer
+    accelerator: Callable[[], UpdateSteps | None] = lambda: None
+
+
+_WRAPPERS: WeakKeyDictionary[Any, _Wrapped] = WeakKeyDictionary()
 """What is in each wrapper: outside of its attributes, which are the optimizer's."""
-_ACCELERATORS: WeakKeyDictionary[Any, ref[UpdateSteps]] = WeakKeyDictionary()
-"""Wrapper → the accelerator of its run."""
-_INNER = property(lambda wrapper: _WRAPPED[wrapper], doc="The optimizer itself.")
+_INNER = property(lambda wrapper: _WRAPPERS[wrapper].optimizer, doc="The optimizer itself.")
 
 
 def prepare_optimizer(optimizer: Any, device: torch.device, accelerator: UpdateSteps | None = None) -> Any:
@@ -68,7 +74,7 @@ def prepare_optimizer(optimizer: Any, device: torch.device, accelerator: UpdateS
             return optimizer
         optimizer = _wrap(optimizer)
     if accelerator is not None:
-        _ACCELERATORS[optimizer] = ref(accelerator)
+        _WRAPPERS[optimizer].accelerator = ref(accelerator)
     return optimizer
 
 
@@ -80,12 +86,12 @@ def load_on_device(optimizer: Optimizer, device: torch.device) -> None:
 
 def set_mode(optimizer: object, *, training: bool) -> None:
     """Put a schedule-free ``optimizer`` into training mode or evaluation mode, also one that DeepSpeed has wrapped."""
-    for _ in range(3):  # a wrapper, DeepSpeed's in it, the optimizer
-        change = getattr(optimizer, "train" if training else "eval", None)
-        if callable(change):
-            change()
-            return
-        optimizer = getattr(optimizer, "optimizer", None)
+    name = "train" if training else "eval"
+    wrapped = _WRAPPERS.get(optimizer) if isinstance(optimizer, Optimizer) else None
+    inner: Any = optimizer if wrapped is None else wrapped.optimizer
+    change = getattr(inner, name, None) or getattr(getattr(inner, "optimizer", None), name, None)
+    if callable(change):
+        change()
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:
@@ -153,18 +159,18 @@ class _InUpdates:
         self._kind, self._name = kind, name
 
     def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
-        inner = None if wrapper is None else _WRAPPED.get(wrapper)
-        if inner is None:  # asked of the class, or of an optimizer of Lightning's, whose class derives from a wrapper's
+        wrapped = None if wrapper is None else _WRAPPERS.get(wrapper)
+        # Asked of the class, or of an optimizer of Lightning's, whose class derives from a wrapper's.
+        if wrapped is None:
             method = getattr(self._kind, self._name)
             return method if wrapper is None else method.__get__(wrapper, owner)
-        method = getattr(inner, self._name)
-        accelerator = _ACCELERATORS[wrapper]() if wrapper in _ACCELERATORS else None
+        method, accelerator = getattr(wrapped.optimizer, self._name), wrapped.accelerator()
         if accelerator is None:
             return method
         if not accelerator.sync_gradients:
             return _instead_of(method, _do_nothing)
         scaler = accelerator.scaler if self._name == "step" else None
-        return method if scaler is None else _instead_of(method, partial(scaled_step, scaler, inner))
+        return method if scaler is None else _instead_of(method, partial(scaled_step, scaler, wrapped.optimizer))
 
     def __set__(self, wrapper: Any, value: Any) -> None:
         vars(wrapper)[self._name] = value
@@ -200,9 +206,10 @@ def _member(wrapper: Any, name: str, kind: type) -> Any:
     Raises:
         AttributeError: If that does not have it either.
     """
-    if wrapper in _WRAPPED and name in ("train", "eval"):
-        return partial(set_mode, _WRAPPED[wrapper], training=name == "train")
-    accelerator = _ACCELERATORS[wrapper]() if wrapper in _ACCELERATORS else None
+    wrapped = _WRAPPERS.get(wrapper)
+    if wrapped is not None and name in ("train", "eval"):
+        return partial(set_mode, wrapped.optimizer, training=name == "train")
+    accelerator = None if wrapped is None else wrapped.accelerator()
     if accelerator is not None and name in _MEMBERS:
         return _MEMBERS[name](accelerator)
     if hasattr(kind, "__getattr__"):
@@ -227,7 +234,7 @@ def _wrap(optimizer: Optimizer) -> Any:
         "__getattr__": lambda wrapper, name: _member(wrapper, name, kind),
     }
     wrapper: Any = object.__new__(type(kind.__name__, (kind,), members))
-    _WRAPPED[wrapper] = optimizer
+    _WRAPPERS[wrapper] = _Wrapped(optimizer)
     object.__setattr__(wrapper, "__dict__", vars(optimizer))
     return wrapper
 

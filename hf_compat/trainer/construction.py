@@ -61,7 +61,7 @@ from hf_compat.optim.schedulers import unknown_scheduler_kwargs
 from hf_compat.overriding import check_is_module, is_overridden
 from hf_compat.state import TrainerState, is_exportable
 from hf_compat.trainer.batch_size import batch_size_problems
-from hf_compat.trainer.evaluation_session import is_metric
+from hf_compat.trainer.evaluation import is_metric
 from hf_compat.trainer.preparing import move_to_device
 
 if TYPE_CHECKING:
@@ -671,16 +671,3 @@ def _not_loaded(processing: str | type) -> str:
     if isinstance(processing, type):
         found, loaded = f"the class {processing.__name__}", f"{processing.__name__}.from_pretrained(...)"
     return f"`processing_class` is {found}: batches are not padded by it, and a save will fail. Pass `{loaded}`."
-
-
-def announce_evaluation(description: str, examples: int | None, batch_size: int | None) -> None:
-    """Log what is evaluated.
-
-    Args:
-        description: ``"Evaluation"`` or ``"Prediction"``.
-        examples: Samples in the data loader; None if unknown.
-        batch_size: Samples of a batch on one device.
-    """
-    logger.info("***** Running %s *****", description)
-    logger.info("  Num examples: Unknown" if examples is None else f"  Num examples = {examples}")
-    logger.info("  Batch size = %s", batch_size)

@@ -32,6 +32,7 @@ from hf_compat.checkpoint.states import host_rng_state, set_host_rng_state
 from hf_compat.distributed import collectives
 from hf_compat.distributed.accelerators import is_initialized
 from hf_compat.distributed.launch import OWN_MARK
+from hf_compat.engine.loggers.reporters import check_fork
 from hf_compat.engine.process_layout import ProcessStart, place_started, slurm_signal
 from hf_compat.errors import LaunchError, TrainerSetupError
 from hf_compat.trainer.preemption import SignalWatch, exit_status
@@ -76,7 +77,8 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
         run: Called with the Trainer in each process.
 
     Raises:
-        TrainerSetupError: If the trainer cannot be pickled, or processes are forked after CUDA was initialised.
+        TrainerSetupError: If the trainer cannot be pickled, or processes are forked after CUDA was initialised, or
+            after a tracker was used that forked processes cannot use.
         LaunchError: If a process exited without a result. Errors of ``run`` in a process are raised as they are.
         SystemExit: If the processes were preempted, by SIGTERM or SLURM, and have saved.
     """
@@ -86,6 +88,8 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
             f"`train` would fork processes, but {name} is initialised in this process, perhaps by an evaluation, and "
             "forked processes cannot use it then. Train before evaluating, or use the strategy 'ddp_spawn'."
         )
+    if start.method == "fork":
+        check_fork(trainer.callback_handler.callbacks)
     trainer.lightning_backend.drop_last_run()  # cannot be pickled
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"

@@ -29,6 +29,7 @@ from hf_compat.overriding import call_override, check_is_module, is_overridden
 from hf_compat.plan import ResumeOffset
 from hf_compat.trainer.loaders import Reloading
 from hf_compat.trainer.optimization import CurrentOptimizer, GradientClipping, LRSchedule
+from hf_compat.trainer.preemption import Preemption
 from hf_compat.trainer.progress import (
     FrozenParameters,
     Progress,
@@ -36,7 +37,7 @@ from hf_compat.trainer.progress import (
     warn_of_changed_accumulation,
 )
 from hf_compat.trainer.resume import Resume
-from hf_compat.trainer.saving import CheckpointSaving, EvaluationTiming, Preemption, TrainingEvaluation
+from hf_compat.trainer.saving import CheckpointSaving, EvaluationTiming, TrainingEvaluation
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -333,6 +334,7 @@ class RunHooks(IdleHooks):
     def on_train_epoch_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End an epoch: log, evaluate and save."""
         trainer = self.trainer
+        self.saving.note_change()
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         if self.timing is not None:
             self.timing.request_after_epoch(pl_trainer.current_epoch)
@@ -378,7 +380,6 @@ class RunHooks(IdleHooks):
 
     def call_log_evaluate_save(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, unless it is ours and nothing is due."""
-        self.saving.begin_step()
         method, control, counters = trainer._maybe_log_save_evaluate, trainer.control, self.progress.counters
         if not is_overridden(method) and not (control.should_log or control.should_evaluate or control.should_save):
             return  # before the losses are added up for it

@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-_NOTHING = contextlib.nullcontext()
+NO_CONTEXT = contextlib.nullcontext()
+"""Entered by each batch, without one that is made for it."""
 
 _NOT_SHIFTED = (
     "`label_smoothing_factor={}` with FSDP 2: transformers does not recognize a causal language model by the class "
@@ -44,6 +46,24 @@ _DIVIDED = (
     "same batches, so that losses and gradients are as many times too large; so does this run. Set it to True, or "
     "`TrainingArguments(semantics='corrected')`."
 )
+
+
+def divide_scalar(value: Tensor, by: int) -> Tensor:
+    """Return ``value / by``, the same bits: by a tensor in host memory, where torch would make a new one each time.
+
+    Args:
+        value: On any device. Not of float32, or of a subclass: divided as it is.
+        by: The number.
+    """
+    if type(value) is Tensor and value.dtype is torch.float32:
+        return value / _in_host_memory(by)
+    return value / by
+
+
+@lru_cache(maxsize=64)
+def _in_host_memory(number: int) -> Tensor:
+    with torch.inference_mode(mode=False):  # whoever asks first: it may be saved for a backward pass later
+        return torch.tensor(number, dtype=torch.float32, device="cpu")
 
 
 def check_is_named(batch: object) -> None:
@@ -192,7 +212,7 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
     method = trainer.compute_loss_context_manager
     is_plain = trainer.semantics.leaves_loss_out_of_cpu_autocast or not has_cpu_autocast(trainer)
     if is_plain and not is_overridden(method) and not is_overridden(trainer.autocast_smart_context_manager):
-        return _NOTHING  # without making a stack of no contexts for each batch
+        return NO_CONTEXT
     context = method()
     check_is_context(context, "compute_loss_context_manager")
     return context

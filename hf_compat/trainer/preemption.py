@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import itertools
 import logging
 import multiprocessing
 import multiprocessing.pool
@@ -18,13 +19,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import distributed
 
-from hf_compat.data.loader import ignoring_signals
-from hf_compat.distributed.oom_consensus import gloo_group, has_other_ranks
+from hf_compat.data.loader import has_short_lived, ignoring_signals
+from hf_compat.distributed.oom_consensus import PacedVotes, gloo_group, has_other_ranks, max_over_ranks, vote
+from hf_compat.engine.internals.loops import may_stop
+from hf_compat.memory import WeakAttribute
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.trainer.saving import CheckpointSaving
+    from hf_compat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -348,3 +357,133 @@ def requeue() -> bool:
         return False
     logger.warning("The job %s is requeued.", job)
     return True
+
+
+class Preemption:
+    """Saves and exits when any rank has received a signal, unless training is about to end.
+
+    Args:
+        trainer: The Trainer.
+        watch: Records the signals of this process.
+        saving: Saves.
+
+    Attributes:
+        reads_together: Whether each window has to be read by :meth:`read_together`.
+    """
+
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, trainer: Trainer, watch: SignalWatch, saving: CheckpointSaving) -> None:
+        self._trainer = trainer
+        self._watch = watch
+        self._saving = saving
+        self._votes = PacedVotes()
+        self._timeout = trainer.args.ddp_timeout_delta
+        several = trainer.args.world_size > 1
+        self.reads_together = several and bool(max_over_ranks(int(has_short_lived()), self._timeout))
+        self._is_whole = False
+        self._group = deadline_group(watch.deadline)
+
+    def begin_step(self) -> None:
+        """Note that an update step begins, in the middle of which nothing can be saved."""
+        self._is_whole = False
+        if self._watch.deadline is not None:
+            self._watch.deadline.begin_step()
+
+    def end_step(self) -> None:
+        """Note that the states are those after a whole update step; a second call has no effect."""
+        self._is_whole = True
+        if self._watch.deadline is not None:
+            self._watch.deadline.end_step()
+
+    def end_training(self) -> None:
+        """Note that there is nothing more to save: the model may become the best one."""
+        self._is_whole = False
+
+    def read_together(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
+        """Return the next ``count`` of ``batches``, fewer at their end, once all ranks have read theirs.
+
+        For runs on several ranks with workers that may not outlive a signal: no rank begins an update step that
+        another one has no batches for. Called between two update steps.
+
+        Raises:
+            SystemExit: If a rank cannot read on after a signal; with status 128 + signal, once all have saved.
+        """
+        lost = 0
+        try:
+            read = list(itertools.islice(batches, count))
+        except Exception:  # of any class, where a batch is lost with the worker that sent it
+            lost = self._watch.received
+            if not lost:
+                raise
+        vote()
+        signum = max_over_ranks(lost, self._timeout)
+        if signum:
+            self._save_and_exit(signum)
+        return iter(read)
+
+    def exit_without_workers(self, pl_trainer: pl.Trainer) -> None:
+        """Save and exit if the signal that this process has received may have ended the workers of a loader.
+
+        Called between two update steps, when no batch can be read. With several ranks it does nothing: the others
+        wait for this one's next update step, unless they have read together.
+
+        Raises:
+            SystemExit: With status 128 + signal.
+        """
+        if self._watch.received and self._trainer.args.world_size == 1:
+            self.exit_if_signalled(pl_trainer)
+
+    def exit_if_signalled(self, pl_trainer: pl.Trainer) -> None:
+        """Save and exit if a rank has received a signal.
+
+        Raises:
+            SystemExit: With status 128 + signal, 143 for SIGTERM.
+        """
+        trainer = self._trainer
+        signum = self._votes.max_over_ranks(trainer.state.global_step, self._watch.received, self._timeout)
+        if signum and not (trainer.control.should_training_stop and may_stop(pl_trainer)):
+            self._save_and_exit(signum)
+
+    def save_if_interrupted(self, *, keeps_weights: bool) -> None:
+        """Save the last update step if code was interrupted at the deadline, and all states are those after that step.
+
+        With several ranks it has to be the same step on all, each of which was interrupted.
+
+        Args:
+            keeps_weights: Whether the weights are those of the last update step, not others for an evaluation.
+        """
+        deadline, signum = self._watch.deadline, self._watch.received
+        if deadline is None or deadline.interrupted is None:
+            return
+        step, name = self._trainer.state.global_step, signal.Signals(signum).name
+        logger.warning(
+            "%s: interrupted at %s, which had not returned %s seconds after the signal (`preemption_timeout`).",
+            *(name, deadline.interrupted, deadline.timeout),
+        )
+        reason = ""
+        if not (self._is_whole and keeps_weights):
+            reason = "its states cannot be saved from there"
+        elif not is_same_on_all_ranks(2 * step + self._saving.has_saved, self._group):
+            reason = NOT_ALL_RANKS
+        if reason:
+            logger.warning("There is no checkpoint of update step %s: %s.", step, reason)
+            return
+        self._save(name, step)
+        self._requeue_if_asked(signum)
+
+    def _save_and_exit(self, signum: int) -> NoReturn:
+        self._save(signal.Signals(signum).name, self._trainer.state.global_step)
+        self._requeue_if_asked(signum)
+        self._trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
+        raise SystemExit(exit_status(signum))
+
+    def _save(self, name: str, step: int) -> None:
+        logger.warning("%s: saving and exiting after update step %s.", name, step)
+        if step > 0 and not self._saving.has_saved:
+            self._saving.save(self._trainer.model_wrapped, self._trainer._trial)
+        self._saving.finish()
+
+    def _requeue_if_asked(self, signum: int) -> None:
+        if signum == self._watch.requeue_signal and self._trainer.is_world_process_zero():
+            requeue()

@@ -21,9 +21,9 @@ from hf_compat.errors import ModelError
 from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import count_parameters
-from hf_compat.optim.losses import divide_scalar
 from hf_compat.overriding import WarnOnce, check_returned, is_overridden
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
+from hf_compat.trainer.loss import divide_scalar
 
 if TYPE_CHECKING:
     from hf_compat.data.windows import ResumePosition

@@ -258,7 +258,6 @@ class TrainingRun:
         trainer.accelerator.wait_for_everyone()
         folder = finding.find_checkpoint(output_dir, resume_from_checkpoint, is_main=trainer.is_world_process_zero())
         self.checkpoint = None if folder is None else CheckpointReader(folder)
-        self.checkpoint_writer.last_step = None
         if not trainer.semantics.keeps_batch_size:
             self.counters.train_batch_size = args.train_batch_size
         trainer.is_in_train = True

@@ -1,19 +1,17 @@
-"""Evaluations and saves during training and on a signal to exit, the best model, and the end of a run."""
+"""Evaluations and saves during training, the best model, and the end of a run."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +19,8 @@ from torch import Tensor, nn
 from hf_compat.arguments.derived import saves_checkpoints
 from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import CheckpointFile, Put, is_requested, written_side_by_side
-from hf_compat.data.loader import has_short_lived
 from hf_compat.data.windows import Window
-from hf_compat.distributed.oom_consensus import PacedVotes, max_over_ranks, vote
-from hf_compat.engine.internals.loops import may_stop
+from hf_compat.distributed.oom_consensus import PacedVotes
 from hf_compat.errors import (
     BatchSizeError,
     CheckpointWriteError,
@@ -41,18 +37,8 @@ from hf_compat.state import export_states
 from hf_compat.trainer import model_files
 from hf_compat.trainer.batch_size import is_out_of_memory
 from hf_compat.trainer.outputs import TrainOutput
-from hf_compat.trainer.preemption import (
-    NOT_ALL_RANKS,
-    SignalWatch,
-    deadline_group,
-    exit_status,
-    is_same_on_all_ranks,
-    requeue,
-)
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
     from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.state import TrainerState
     from hf_compat.trainer.progress import RunCounters
@@ -159,9 +145,10 @@ class CheckpointSaving:
         self._run, self._trainer = run, run.trainer
         self._writer = run.checkpoint_writer
         self._best_before: str | None = None
+        self.note_change()  # since a former fit, whose update steps have the same numbers
 
-    def begin_step(self) -> None:
-        """Note that what follows, an evaluation perhaps, is in no checkpoint yet."""
+    def note_change(self) -> None:
+        """Note that what follows within this update step, an evaluation perhaps, is in no checkpoint yet."""
         self._writer.last_step = None
 
     @property
@@ -332,139 +319,6 @@ def _overrides_on_save(callback: object) -> bool:
     function = getattr(type(callback), "on_save", None)
     # The method of the base class, ours or transformers', does nothing.
     return function is not None and function.__qualname__ != "TrainerCallback.on_save" and is_overridden(function)
-
-
-# Saves on a signal to exit.
-
-
-class Preemption:
-    """Saves and exits when any rank has received a signal, unless training is about to end.
-
-    Args:
-        trainer: The Trainer.
-        watch: Records the signals of this process.
-        saving: Saves.
-
-    Attributes:
-        reads_together: Whether each window has to be read by :meth:`read_together`.
-    """
-
-    _trainer: WeakAttribute[Trainer] = WeakAttribute()
-
-    def __init__(self, trainer: Trainer, watch: SignalWatch, saving: CheckpointSaving) -> None:
-        self._trainer = trainer
-        self._watch = watch
-        self._saving = saving
-        self._votes = PacedVotes()
-        self._timeout = trainer.args.ddp_timeout_delta
-        several = trainer.args.world_size > 1
-        self.reads_together = several and bool(max_over_ranks(int(has_short_lived()), self._timeout))
-        self._is_whole = False
-        self._group = deadline_group(watch.deadline)
-
-    def begin_step(self) -> None:
-        """Note that an update step begins, in the middle of which nothing can be saved."""
-        self._is_whole = False
-        if self._watch.deadline is not None:
-            self._watch.deadline.begin_step()
-
-    def end_step(self) -> None:
-        """Note that the states are those after a whole update step; a second call has no effect."""
-        self._is_whole = True
-        if self._watch.deadline is not None:
-            self._watch.deadline.end_step()
-
-    def end_training(self) -> None:
-        """Note that there is nothing more to save: the model may become the best one."""
-        self._is_whole = False
-
-    def read_together(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
-        """Return the next ``count`` of ``batches``, fewer at their end, once all ranks have read theirs.
-
-        For runs on several ranks with workers that may not outlive a signal: no rank begins an update step that
-        another one has no batches for. Called between two update steps.
-
-        Raises:
-            SystemExit: If a rank cannot read on after a signal; with status 128 + signal, once all have saved.
-        """
-        lost = 0
-        try:
-            read = list(itertools.islice(batches, count))
-        except Exception:  # of any class, where a batch is lost with the worker that sent it
-            lost = self._watch.received
-            if not lost:
-                raise
-        vote()
-        signum = max_over_ranks(lost, self._timeout)
-        if signum:
-            self._save_and_exit(signum)
-        return iter(read)
-
-    def exit_without_workers(self, pl_trainer: pl.Trainer) -> None:
-        """Save and exit if the signal that this process has received may have ended the workers of a loader.
-
-        Called between two update steps, when no batch can be read. With several ranks it does nothing: the others
-        wait for this one's next update step, unless they have read together.
-
-        Raises:
-            SystemExit: With status 128 + signal.
-        """
-        if self._watch.received and self._trainer.args.world_size == 1:
-            self.exit_if_signalled(pl_trainer)
-
-    def exit_if_signalled(self, pl_trainer: pl.Trainer) -> None:
-        """Save and exit if a rank has received a signal.
-
-        Raises:
-            SystemExit: With status 128 + signal, 143 for SIGTERM.
-        """
-        trainer = self._trainer
-        signum = self._votes.max_over_ranks(trainer.state.global_step, self._watch.received, self._timeout)
-        if signum and not (trainer.control.should_training_stop and may_stop(pl_trainer)):
-            self._save_and_exit(signum)
-
-    def save_if_interrupted(self, *, keeps_weights: bool) -> None:
-        """Save the last update step if code was interrupted at the deadline, and all states are those after that step.
-
-        With several ranks it has to be the same step on all, each of which was interrupted.
-
-        Args:
-            keeps_weights: Whether the weights are those of the last update step, not others for an evaluation.
-        """
-        deadline, signum = self._watch.deadline, self._watch.received
-        if deadline is None or deadline.interrupted is None:
-            return
-        step, name = self._trainer.state.global_step, signal.Signals(signum).name
-        logger.warning(
-            "%s: interrupted at %s, which had not returned %s seconds after the signal (`preemption_timeout`).",
-            *(name, deadline.interrupted, deadline.timeout),
-        )
-        reason = ""
-        if not (self._is_whole and keeps_weights):
-            reason = "its states cannot be saved from there"
-        elif not is_same_on_all_ranks(2 * step + self._saving.has_saved, self._group):
-            reason = NOT_ALL_RANKS
-        if reason:
-            logger.warning("There is no checkpoint of update step %s: %s.", step, reason)
-            return
-        self._save(name, step)
-        self._requeue_if_asked(signum)
-
-    def _save_and_exit(self, signum: int) -> NoReturn:
-        self._save(signal.Signals(signum).name, self._trainer.state.global_step)
-        self._requeue_if_asked(signum)
-        self._trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
-        raise SystemExit(exit_status(signum))
-
-    def _save(self, name: str, step: int) -> None:
-        logger.warning("%s: saving and exiting after update step %s.", name, step)
-        if step > 0 and not self._saving.has_saved:
-            self._saving.save(self._trainer.model_wrapped, self._trainer._trial)
-        self._saving.finish()
-
-    def _requeue_if_asked(self, signum: int) -> None:
-        if signum == self._watch.requeue_signal and self._trainer.is_world_process_zero():
-            requeue()
 
 
 # Evaluations during training, and their times where no training argument can express them.

@@ -54,7 +54,7 @@ from hf_compat.model_facts import (
 )
 from hf_compat.nested import MAPPINGS, SEQUENCES, rebuild
 from hf_compat.optim import model_patches, prepared
-from hf_compat.optim.losses import check_loss, divide_scalar
+from hf_compat.optim.losses import check_loss
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import (
@@ -84,13 +84,14 @@ from hf_compat.trainer import (
 )
 from hf_compat.trainer.construction import announce_setup, check_is_model
 from hf_compat.trainer.diagnosis import explain_backward, note_inputs, noting
-from hf_compat.trainer.evaluation import add_speed, forward, ignored_outputs, loop_of
-from hf_compat.trainer.evaluation_session import EvaluationSession, LegacySession
+from hf_compat.trainer.evaluation import EvaluationSession, LegacySession, add_speed, forward, ignored_outputs, loop_of
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.loss import (
+    NO_CONTEXT,
     check_is_context,
     check_is_named,
     computing_loss,
+    divide_scalar,
     has_cpu_autocast,
     is_scaled,
     keywords_of_backward,
@@ -831,7 +832,7 @@ class Trainer(metaclass=CountsCounterparts):
             num_items_in_batch: Scored items in the window.
         """
         context, inputs = prepare_context(self, model, inputs)
-        with context():
+        with NO_CONTEXT if context is contextlib.nullcontext else context():
             args = self.args
             if not is_in_training_mode(model):
                 model.train()
@@ -941,8 +942,7 @@ class Trainer(metaclass=CountsCounterparts):
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = model(**inputs)
-        args = effective_args(self.args)
-        if args.past_index >= 0:
+        if getattr(self.args, "past_index", -1) != -1:
             store_past(self, outputs)
         if self.compute_loss_func is not None:
             if labels is None:
@@ -955,7 +955,7 @@ class Trainer(metaclass=CountsCounterparts):
         else:
             loss = loss_of(self, outputs, inputs)
         by_count = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        if self.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
+        if by_count and num_items_in_batch is not None and effective_args(self.args).average_tokens_across_devices:
             # Gradients are averaged over ranks, the loss over replicas. In place: the outputs have this loss, too.
             loss *= max(self.lightning_backend.process_layout.loss_group_size, self.args.n_gpu)
         return (loss, outputs) if return_outputs else loss

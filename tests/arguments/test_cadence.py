@@ -2,8 +2,19 @@
 
 import pytest
 
-from hf_compat.arguments.derived import due_by, epochs_to_train, evaluates_in_training, saves_checkpoints
+from hf_compat import DefaultFlowCallback, TrainerControl, TrainerState
+from hf_compat.arguments.derived import epochs_to_train, evaluates_in_training, saves_checkpoints
 from tests.support.trainers import arguments
+
+
+def due_by(unit, args, done):
+    """Return whether the default flow logs, evaluates and saves after ``done`` update steps or epochs."""
+    state = TrainerState(logging_steps=1, eval_steps=1, save_steps=1, max_steps=9, epoch=done)
+    state.global_step = done if unit == "steps" else 0
+    flow = DefaultFlowCallback()
+    method = flow.on_step_end if unit == "steps" else flow.on_epoch_end
+    control = method(args, state, TrainerControl())
+    return control.should_log, control.should_evaluate, control.should_save
 
 
 @pytest.mark.parametrize("unit", ["steps", "epoch"])

@@ -27,7 +27,7 @@ from hf_compat.engine.loggers.reporters import OWN_CALLBACKS, TRANSFORMERS_CALLB
 from hf_compat.engine.loggers.tensorboard import EventFiles, TensorBoardCallback
 from hf_compat.errors import MissingPackageError, TrainerSetupError
 from tests.support.helpers import PlainModel, vector_rows
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, finish, start
 from tests.support.tracker_files import read_aim, read_clearml, read_comet, read_mlflow, read_tensorboard, read_wandb
 from tests.support.tracker_steps import KINDS, READERS, cells
 from tests.support.trainers import arguments
@@ -297,3 +297,29 @@ def test_a_forked_process_has_an_event_file_of_its_own(tmp_path):
     events = event_accumulator.EventAccumulator(str(tmp_path))
     events.Reload()
     assert sorted(event.step for event in events.Scalars("loss")) == [1, 2, 3]
+
+
+FORKING = """
+import sys
+
+from hf_compat import Trainer, TrainingArguments
+from tests.support.helpers import PlainModel, vector_rows
+
+args = TrainingArguments("out", use_cpu=True, report_to=sys.argv[1], disable_tqdm=True)
+rows, lightning = vector_rows(8), {"strategy": "ddp_fork", "devices": 2}
+trainer = Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows, lightning=lightning)
+trainer.evaluate()
+trainer.train()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize(("package", "tracker"), [("mlflow", "MLflow"), ("dvclive", "DVCLive")])
+def test_no_process_is_forked_from_one_with_an_open_run(tmp_path, package, tracker):
+    """It would wait for ever for the database or the threads of the one that it was forked from."""
+    pytest.importorskip(package)
+    (tmp_path / "script.py").write_text(FORKING)
+    (ended,) = finish([start([sys.executable, "script.py", package], tmp_path, **OFFLINE)])
+    assert ended.code == 1
+    assert f"would fork processes, but this one has opened a run of {tracker}" in ended.output
+    assert "Exception ignored" not in ended.output

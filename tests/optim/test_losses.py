@@ -9,7 +9,8 @@ import torch
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.trainer_pt_utils import LabelSmoother as UpstreamSmoother
 
-from hf_compat.optim.losses import LabelSmoother, divide_scalar
+from hf_compat.optim.losses import LabelSmoother
+from hf_compat.trainer.loss import divide_scalar
 
 UPSTREAM_COUNTS = "num_items_in_batch" in inspect.signature(UpstreamSmoother.__call__).parameters
 

@@ -19,7 +19,7 @@ from torchmetrics.classification import (
 )
 
 from hf_compat.errors import ArgumentsError
-from hf_compat.trainer.evaluation_session import MetricStream, is_metric, real_samples
+from hf_compat.trainer.evaluation import MetricStream, is_metric, real_samples
 from tests.support import helpers
 from tests.support.processes import forked_ranks
 from tests.support.trainers import new_trainer
@@ -234,7 +234,7 @@ from pathlib import Path
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC
 from hf_compat.distributed.processes import leave_processes
-from hf_compat.trainer.evaluation_session import MetricStream
+from hf_compat.trainer.evaluation import MetricStream
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -111,7 +111,7 @@ class MLflowCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self.logger = ActiveRun()
-        self._started = False
+        self._initialized = False
 
     def prepare_run(self, args: TrainingArguments, state: TrainerState) -> ActiveRun:
         """Return the logger; a new run has the name of ``args``."""
@@ -120,7 +120,7 @@ class MLflowCallback(TrainerCallback):
 
     def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module | None) -> None:
         """Start a run, unless one is active, and log its parameters and tags."""
-        self._started = True
+        self._initialized = True
         if not state.is_world_process_zero:
             return
         self.logger.start()
@@ -158,7 +158,7 @@ class MLflowCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Log the checkpoint as an artifact, with ``HF_MLFLOW_LOG_ARTIFACTS``."""
-        if not (self._started and state.is_world_process_zero and is_switched_on("HF_MLFLOW_LOG_ARTIFACTS")):
+        if not (self._initialized and state.is_world_process_zero and is_switched_on("HF_MLFLOW_LOG_ARTIFACTS")):
             return
         name, pyfunc = f"checkpoint-{state.global_step}", _mlflow().pyfunc
         path = os.path.join(args.output_dir, name)
@@ -168,16 +168,17 @@ class MLflowCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """End the run, if the callback started it."""
-        if self._started and state.is_world_process_zero:
+        if self._initialized and state.is_world_process_zero:
             self.logger.end()
 
     def __del__(self) -> None:
-        if "logger" in vars(self):  # the package is installed
+        # The package is installed, and the interpreter has not taken this module apart.
+        if "logger" in vars(self) and callable(_mlflow):
             self.logger.end()
 
     def _is_open(self, args: TrainingArguments, state: TrainerState, model: nn.Module | None) -> bool:
         """Start the run if it has not been; return whether this process logs."""
-        if not self._started:
+        if not self._initialized:
             self.setup(args, state, model)
         return state.is_world_process_zero
 

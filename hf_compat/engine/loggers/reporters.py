@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.engine.loggers.contents import naming_folder, numbers
 from hf_compat.engine.loggers.tensorboard import write_configuration, write_texts
-from hf_compat.errors import MissingPackageError, require_package
+from hf_compat.errors import MissingPackageError, TrainerSetupError, require_package
 from hf_compat.metrics import rewrite_logs
 
 if TYPE_CHECKING:
@@ -75,6 +75,25 @@ class PreparesLogger(Protocol):
 
     def prepare_run(self, args: TrainingArguments, state: TrainerState) -> Logger:
         """Return the logger, which names what it starts from now on after the run; end the last trial's."""
+
+
+_NOT_TO_BE_FORKED = {"DVCLiveCallback": "DVCLive", "MLflowCallback": "MLflow"}
+"""Callbacks whose open run a forked process would wait for: its threads and its database are of one process."""
+
+
+def check_fork(callbacks: Iterable[object]) -> None:
+    """Raise if this process has an open run of a tracker that a forked one cannot use.
+
+    Raises:
+        TrainerSetupError: It names the tracker, and what to do.
+    """
+    for callback in callbacks:
+        tracker = _NOT_TO_BE_FORKED.get(type(callback).__name__)
+        if tracker is not None and getattr(callback, "_initialized", False):
+            raise TrainerSetupError(
+                f"`train` would fork processes, but this one has opened a run of {tracker}, perhaps in an evaluation, "
+                "which forked processes cannot use. Train before evaluating, or use the strategy 'ddp_spawn'."
+            )
 
 
 def open_loggers(callbacks: Iterable[object], args: TrainingArguments, state: TrainerState) -> list[Logger]:

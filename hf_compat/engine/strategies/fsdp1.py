@@ -73,7 +73,7 @@ class Wrapped:
         def load_state_dict(state: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
             result = root.load_state_dict(state, strict=strict)
             for found in result:
-                found[:] = [name.replace("_fsdp_wrapped_module.", "") for name in found]
+                found[:] = map(names.name_outside_units, found)
             return result
 
         def state_dict(*args: Any, **kwargs: Any) -> Any:
