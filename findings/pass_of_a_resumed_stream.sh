@@ -10,10 +10,11 @@
 #            those of the first, so that samples were trained on twice in this epoch, and others not.
 # Date:      2026-11-28
 . "$(dirname "$0")/common.sh"
-install torch==2.13.0 numpy==2.4.6 transformers==5.24.0 accelerate==1.15.0 Brotli==1.2.1 catalogue==2.0.10 \
-    matplotlib==3.11.2 python-snappy==0.7.3 xxhash==4.1.0 zstd==1.5.7.2
+install torch==2.13.0 numpy==2.4.6 transformers==5.24.0 accelerate==1.15.0
 # Without its clients of cloud stores, and with a torchvision of two names, which only its data sets of images need.
-venv/bin/pip install --quiet --no-deps --disable-pip-version-check mosaicml-streaming==0.13.0
+more() { venv/bin/pip install --quiet --no-compile --disable-pip-version-check "$@"; }
+more brotli==1.2.1 catalogue==2.0.10 matplotlib==3.11.2 python-snappy==0.7.3 xxhash==4.1.0 zstd==1.5.7.2
+more --no-deps mosaicml-streaming==0.13.0
 mkdir -p names/torchvision/transforms
 echo "VisionDataset = object" > names/torchvision/datasets.py
 echo "to_tensor = None" > names/torchvision/transforms/functional.py
