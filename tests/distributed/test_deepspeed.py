@@ -23,7 +23,7 @@ from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.helpers import PlainModel, gpt2, vector_rows
 from tests.support.parity import compare, differences, run
 from tests.support.paths import SCRIPTS
-from tests.support.processes import finish, free_port, outcome, run_scenarios, start
+from tests.support.processes import build_cpu_adam, finish, free_port, outcome, run_scenarios, start
 
 pytest.importorskip("deepspeed")
 from deepspeed.ops.op_builder import AsyncIOBuilder
@@ -522,7 +522,8 @@ def test_full_weights_without_unwrapping(finished_thoroughly):
 @pytest.mark.parametrize("name", ["optimizer_is_offloaded", "parameters_are_offloaded"])
 def test_offloading(tmp_path, name):
     """States and parameters in host memory, updated by DeepSpeed's own optimizer there."""
-    run_scenarios(tmp_path, [f"upstream:{name}", f"ours:{name}"])  # the optimizer may have to be built
+    build_cpu_adam()
+    run_scenarios(tmp_path, [f"upstream:{name}", f"ours:{name}"])
     check(tmp_path, name)
 
 

@@ -10,8 +10,9 @@ import torch
 from hf_compat import TrainingArguments
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.processes import join_processes
+from tests.support import processes
 from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
+from tests.support.processes import forked, torchrun
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 OFFLOADED = {"fsdp": True, "fsdp_config": {"cpu_offload": True}}
@@ -86,3 +87,16 @@ def test_exit_waits_for_gloo(words, tmp_path):
     """A process whose threads release tensors while the interpreter exits would be aborted."""
     ended = torchrun(SCRIPTS / "leaving_script.py", tmp_path, *words)
     assert ended.code == 0, ended.output
+
+
+def test_a_test_after_one_that_hangs(monkeypatch, tmp_path):
+    """A script that hangs under a test is killed and what it printed told; how the next one ends is its own."""
+    script = tmp_path / "script.py"
+    words = ("import sys, time", "print('began', flush=True)", "time.sleep(3600 * len(sys.argv[1:]))")
+    script.write_text("\n".join(words))
+    assert forked(script).code == 0
+    monkeypatch.setattr(processes, "PATIENCE", 5)
+    with pytest.raises(TimeoutError, match="after 5 s: began"):
+        forked(script, "hang")
+    monkeypatch.undo()
+    assert forked(script).code == 0

@@ -75,19 +75,19 @@ def start(command: Sequence[Any], folder: Path | None = None, **variables: str) 
     )
 
 
-def finish(processes: Sequence[subprocess.Popen[str]]) -> list[Ended]:
+def finish(processes: Sequence[subprocess.Popen[str]], patience: float = PATIENCE) -> list[Ended]:
     """Wait for ``processes``, as :func:`start` returns them; kill them, and all that they started, if they hang.
 
     Raises:
-        TimeoutError: If one is still running after ``PATIENCE``.
+        TimeoutError: If one is still running after ``patience``, in seconds.
     """
     ended: list[Ended] = []
     try:
         for process in processes:
-            output, _ = process.communicate(timeout=PATIENCE)
+            output, _ = process.communicate(timeout=patience)
             ended.append(Ended(process.returncode, output))
     except subprocess.TimeoutExpired as late:
-        raise TimeoutError(f"still running after {PATIENCE} s: {late.output}") from late
+        raise TimeoutError(f"still running after {patience} s: {late.output}") from late
     finally:
         for process in processes:
             try:
@@ -98,6 +98,18 @@ def finish(processes: Sequence[subprocess.Popen[str]]) -> list[Ended]:
             if process.stdout is not None:
                 process.stdout.close()
     return ended
+
+
+@cache
+def build_cpu_adam() -> None:
+    """Have DeepSpeed's optimizer for host memory built: minutes in which a run that needs it would seem to hang.
+
+    Raises:
+        TimeoutError: If that hangs, as behind the lock of one that was killed: ``~/.cache/torch_extensions/*/*/lock``.
+    """
+    code = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
+    (ended,) = finish([start([sys.executable, "-c", code])], patience=6 * PATIENCE)
+    assert ended.code == 0, ended.output
 
 
 def torchrun(script: Path, *words: Any, processes: int = 2, **variables: str) -> Ended:
@@ -133,6 +145,9 @@ class ForkServer:
             folder: An empty folder, or one that holds what the request names.
             variables: Further environment variables of the forked process.
             **request: What the script's function is given, besides ``folder``; as JSON.
+
+        Raises:
+            TimeoutError: If it is still running after ``PATIENCE``.
         """
         assert self._process.stdin is not None, "it is a pipe"
         environment = clean_environment(**self._variables | variables)
@@ -145,19 +160,25 @@ class ForkServer:
         self._process.stdin.flush()
         process = self._answer()
         try:
-            code = self._answer()
+            in_time = self._has_answered()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
+            code = self._answer()  # of a killed process, too: what is read next is of the next call
         reader.join(PATIENCE)
+        if not in_time:
+            raise TimeoutError(f"still running after {PATIENCE} s: {''.join(output)}")
         return Ended(code, output[0])
+
+    def _has_answered(self) -> bool:
+        with selectors.DefaultSelector() as selector:
+            assert self._process.stdout is not None, "it is a pipe"
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            return bool(selector.select(PATIENCE))
 
     def _answer(self) -> int:
         assert self._process.stdout is not None, "it is a pipe"
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(PATIENCE):
-                raise TimeoutError(f"still running after {PATIENCE} s")
+        assert self._has_answered(), f"no answer in {PATIENCE} s"
         line = self._process.stdout.readline()
         assert line, f"the process that is forked has ended: {self._process.wait(PATIENCE)}"
         return int(line)

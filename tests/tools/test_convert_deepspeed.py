@@ -20,7 +20,7 @@ from hf_compat.tools.convert.options import Options
 from tests.support.checkpoints import Trap
 from tests.support.deepspeed_tools import to_universal
 from tests.support.paths import SCRIPTS
-from tests.support.processes import forked_ranks
+from tests.support.processes import build_cpu_adam, forked_ranks
 from tests.tools.test_convert import STEPS, Module, assert_equal, language_model, lightning_run, told
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -225,6 +225,7 @@ def runs_of_settings(tmp_path_factory):
     """Train under Lightning with DeepSpeed in half precision, and with offloading."""
     pytest.importorskip("deepspeed")
     folder = tmp_path_factory.mktemp("settings")
+    build_cpu_adam()
     ended = forked_ranks(SCRIPT, "setting", folder, *SETTINGS)
     assert ended.code == 0, ended.output
     yield folder
