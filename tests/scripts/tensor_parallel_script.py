@@ -120,10 +120,10 @@ def seen_of(trainer: Trainer) -> Seen:
     """Return logs, the whole weights where this process gathers them, and what every process holds whole."""
     names = ("loss", "grad_norm", "eval_loss", "eval_accuracy", "eval_rows", "train_loss", "num_input_tokens_seen")
     logs = [{name: line[name] for name in names if name in line} for line in trainer.state.log_history]
+    weights = trainer.accelerator.get_state_dict(trainer.model)  # shards again what the last evaluation has gathered
     held = dict(trainer.model.named_parameters())
     equal = {name: item.detach().clone() for name, item in held.items() if not isinstance(item, DTensor)}
     split = sorted(name for name, item in held.items() if isinstance(item, DTensor))
-    weights = trainer.accelerator.get_state_dict(trainer.model)
     seen = {"logs": logs, "weights": {name: item.clone() for name, item in weights.items()}}
     return seen | {"flos": trainer.state.total_flos, "whole": equal, "split": split}
 
