@@ -20,7 +20,7 @@ from hf_compat.checkpoint.completeness import is_complete, read_marker, write_ma
 from hf_compat.errors import CheckpointWriteError
 from tests.support.checkpoints import small_checkpoint
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, forked
 
 # Writes checkpoint-<step> with <size> bytes of content; dies of SIGKILL right before file operation number <deadline>.
 WRITER = """
@@ -47,8 +47,9 @@ print(count)
 
 
 def run_writer(final, step, deadline=0):
-    command = [sys.executable, "-c", WRITER, str(final), str(step), str(deadline)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    script = final.parents[1] / "writer.py"
+    script.write_text(WRITER)
+    return forked(script, final, step, deadline)
 
 
 def names_in(folder):
@@ -302,15 +303,15 @@ def state_of(folder):
 def test_kill_at_every_file_operation(tmp_path, same_name):
     """A process killed before any of its file operations leaves the former checkpoint or the new one, whole."""
     name = "checkpoint-1" if same_name else "checkpoint-2"
-    count = int(run_writer(tmp_path / "count" / name, 2).stdout)
+    count = int(run_writer(tmp_path / "count" / name, 2).output)
     outcomes = []
     for deadline in range(1, count + 20):
         folder = tmp_path / str(deadline)
-        assert run_writer(folder / "checkpoint-1", 1).returncode == 0
+        assert run_writer(folder / "checkpoint-1", 1).code == 0
         done = run_writer(folder / name, 2, deadline)
-        if done.returncode == 0:
+        if done.code == 0:
             break
-        assert done.returncode == -signal.SIGKILL
+        assert done.code == -signal.SIGKILL
         publish.clean_orphans(folder)
         assert set(names_in(folder)) <= {"checkpoint-1", "checkpoint-2"}
         outcomes.append(state_of(Path(finding.get_last_checkpoint(folder))))
