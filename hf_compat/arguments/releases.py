@@ -91,7 +91,8 @@ class Semantics:
     precedence and 1.0 was the whole run. Since, transformers has no such field, and it is as before."""
     skips_before_telling_epoch: bool = _since("5.0", corrected=False)
     """In an epoch that is resumed in the middle ``set_epoch`` of the data set is not called; before, it was called
-    ahead of skipping batches. On several processes it never is, except under ``"corrected"``."""
+    ahead of skipping batches, and in each epoch ahead of ``on_epoch_begin`` and of asking for the epoch's length. On
+    several processes it never is called, except under ``"corrected"``."""
     creates_scheduler_apart: bool = _since("5.1")
     """``train`` calls ``create_optimizer`` and ``create_scheduler``; before, ``create_optimizer_and_scheduler``."""
     calls_optimizer_factories: bool = _since("5.2")

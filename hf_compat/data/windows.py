@@ -116,8 +116,8 @@ class WindowLoader:
         start: Where a resumed run starts. Default: at the beginning.
         restores_without_batches: Whether the generators are restored even if no batch of the resumed epoch is left.
         asks_empty_loader: Whether a batch of a loader of length 0 is requested, which may draw random numbers.
-        skips_before_telling_epoch: Whether in a resumed epoch only the loader of the remaining batches gets the
-            epoch; otherwise that of all batches is.
+        skips_before_telling_epoch: Whether the loader gets the epoch when it is read, in a resumed epoch that of the
+            remaining batches; otherwise the one of all batches gets it as the epoch begins.
         asks_to_the_end: Whether all planned windows of an epoch are requested, also those after the end of its data:
             the source may have an effect each time, or have more batches later.
         follows_length: See above. Otherwise each epoch has as many as the plan says.
@@ -154,8 +154,14 @@ class WindowLoader:
         return self._epoch_plan.update_steps_per_epoch
 
     def begin_epoch(self) -> None:
-        """Ask the loader for the length of the epoch that begins; a resumed one has that of the run's plan."""
-        if self.follows_length and (self._start is None or self._start.epoch != self._next_epoch()):
+        """Set the epoch of the loader, unless that comes later, and take its length, unless it is resumed.
+
+        A resumed epoch has the length of the run's plan.
+        """
+        epoch = self._next_epoch()
+        if not self._skips_before_telling_epoch:
+            _tell_epoch(self._loader, epoch)  # by which it may get another length
+        if self.follows_length and (self._start is None or self._start.epoch != epoch):
             self._epoch_plan = self._plan.with_epoch_of(len(self._loader))  # type: ignore[arg-type]  # it has a length
 
     def replace(self, loader: Any) -> None:
@@ -173,12 +179,11 @@ class WindowLoader:
             )
         self._loader = loader
 
-    def _tell_epoch(self, start: ResumePosition) -> None:
-        told = start.rest if self._skips_before_telling_epoch else self._loader
-        if hasattr(told, "set_epoch"):
-            told.set_epoch(start.epoch)
-        if told is not start.rest and isinstance(start.rest, PreparedDataLoader):
-            start.rest.iteration = start.epoch
+    def _tell_rest(self, rest: Any, epoch: int) -> None:
+        if self._skips_before_telling_epoch:
+            _tell_epoch(rest, epoch)
+        elif isinstance(rest, PreparedDataLoader):
+            rest.iteration = epoch
 
     def _windows_of(self, drawn: list[Any], num_items: Any, start: ResumePosition, position: int) -> list[Window]:
         """Return the windows of ``drawn``, after ``position`` batches: one, unless an update step ends among them."""
@@ -212,7 +217,7 @@ class WindowLoader:
         if restores and start.batches == 0:
             self._source.restore_rng()
             restores = False
-        self._tell_epoch(start)
+        self._tell_rest(start.rest, epoch)
         plan = self._epoch_plan
         if not (plan.batches_per_epoch or self._asks_empty_loader):
             self._source.warn_of_empty_epoch()
@@ -254,6 +259,11 @@ class WindowLoader:
                 "pass, too few for an update step, and training would never end. Set it to at most that number, lower "
                 "`per_device_train_batch_size`, or have the dataset repeat its samples."
             )
+
+
+def _tell_epoch(loader: Any, epoch: int) -> None:
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
 
 
 def _checked(drawn: Any) -> tuple[list[Any], Any]:

@@ -409,3 +409,30 @@ def shrinking_data(kit: Kit) -> None:
 def growing_data(kit: Kit) -> None:
     """Before transformers 5.3 a longer epoch is trained on to its end."""
     _train_with_lengths(kit, 4, 10, 10)
+
+
+class _ByEpoch(helpers.ListDataset):
+    """Rows of which each epoch has four more than the last."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 8 + 4 * self.epoch
+
+
+@scenario()
+def data_that_grows_by_its_epoch(kit: Kit) -> None:
+    """Before transformers 5.0 it is told the epoch ahead of ``on_epoch_begin``, and asked for its length then."""
+    seen: list[int] = []
+
+    class Looks(kit.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+            seen.append(data.epoch)
+
+    data = _ByEpoch(helpers.token_rows(20))
+    fields = {**ACCUMULATION, "num_train_epochs": 3, "logging_steps": 1}
+    train(kit, language_model(kit, fields=fields, train_dataset=data, callbacks=[Looks()]))
+    kit.keep("seen", seen)
