@@ -171,9 +171,14 @@ def train_sampler(
         batch_size: Samples to group by length, for ``"group_by_length"`` alone.
         length_column_name: Column of ``dataset`` with the length of each sample, if there is one.
         model_input_name: The input whose length is taken where there is no such column. Default: ``"input_ids"``.
+
+    Raises:
+        DataError: If the data set is empty and the order is not its own.
     """
     if not has_length(dataset):
         return None
+    if strategy != "sequential" and not len(dataset):
+        raise DataError("`train_dataset` is empty. Pass at least one sample.")
     if strategy == "group_by_length":
         lengths = column_lengths(dataset, length_column_name)
         return LengthGroupedSampler(batch_size, dataset=dataset, lengths=lengths, model_input_name=model_input_name)

@@ -37,7 +37,6 @@ from hf_compat.errors import (
     ArgumentsError,
     ArgumentTypesError,
     DataCollatorError,
-    DataError,
     MetricsError,
     ModelError,
     TrainerSetupError,
@@ -183,11 +182,10 @@ def validate(trainer: Trainer) -> None:
     Raises:
         TrainerSetupError: If constructor arguments are not; it lists all other problems too.
         ArgumentsError: If training arguments are not.
-        DataError: If the training dataset is empty.
         DataCollatorError: If the collator cannot be called.
         MetricsError: If ``compute_metrics`` cannot.
     """
-    setup, empty, collator = _setup_problems(trainer), _empty_data(trainer), _collator_problems(trainer)
+    setup, collator = _setup_problems(trainer), _collator_problems(trainer)
     metrics, unknown = _metrics_problems(trainer), _schedule_problems(trainer)
     problems = [
         *_data_problems(trainer),
@@ -198,16 +196,14 @@ def validate(trainer: Trainer) -> None:
     named = _named_optimizer_problems(trainer)
     if setup or named:
         kind = TrainerSetupError.also(TypeError) if named else TrainerSetupError
-        raise kind("\n  ".join([*setup, *named, *problems, *collator, *metrics, *empty]))
+        raise kind("\n  ".join([*setup, *named, *problems, *collator, *metrics]))
     if problems:
         has_wrong_types = unknown or collator or metrics
-        raise (ArgumentTypesError if has_wrong_types else ArgumentsError)([*problems, *collator, *metrics, *empty])
+        raise (ArgumentTypesError if has_wrong_types else ArgumentsError)([*problems, *collator, *metrics])
     if collator:
-        raise DataCollatorError("\n  ".join([*collator, *metrics, *empty]))
+        raise DataCollatorError("\n  ".join([*collator, *metrics]))
     if metrics:
-        raise MetricsError("\n  ".join([*metrics, *empty]))
-    if empty:
-        raise DataError(*empty)
+        raise MetricsError("\n  ".join(metrics))
 
 
 def _setup_problems(trainer: Trainer) -> list[str]:
@@ -252,13 +248,6 @@ def strategy_problems(trainer: Trainer, model: nn.Module | None) -> list[str]:
 
 def _has_optimizers(trainer: Trainer) -> bool:
     return trainer.optimizer is not None or trainer.lr_scheduler is not None
-
-
-def _empty_data(trainer: Trainer) -> list[str]:
-    dataset = trainer.train_dataset
-    if isinstance(dataset, torch.utils.data.IterableDataset) or not has_length(dataset) or len(dataset):
-        return []
-    return ["`train_dataset` is empty. Pass at least one sample."]
 
 
 def _collator_problems(trainer: Trainer) -> list[str]:

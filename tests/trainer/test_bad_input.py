@@ -445,9 +445,13 @@ def test_outputs_that_are_no_tensors(more, named, legacy, tmp_path):
 
 
 def test_empty_train_dataset(tmp_path):
-    """A data set without samples."""
+    """Training on a data set without samples; what does not train on it may have one, and it may be filled later."""
+    trainer = trainer_of_four(tmp_path, train=ListDataset([]))
+    assert trainer.evaluate(ListDataset(vector_rows(4)))["eval_loss"] > 0
     with pytest.raises(DataError, match="`train_dataset` is empty"):
-        trainer_of_four(tmp_path, train=ListDataset([]))
+        trainer.train()
+    trainer.train_dataset.rows += vector_rows(4)
+    assert trainer.train().global_step > 0
 
 
 def test_no_train_dataset(tmp_path):
@@ -889,10 +893,10 @@ def test_all_problems_at_once(tmp_path):
 def test_all_problems_of_a_trainer_at_once(tmp_path):
     """What is wrong with the constructor's arguments is told together with what data and ``args`` lack."""
     args = arguments(tmp_path, eval_strategy="epoch", save_strategy="best")
-    lacking = {"args": args, "train_dataset": ListDataset([])}
+    lacking = {"args": args, "train_dataset": Stream([])}
     with pytest.raises(ArgumentsError) as caught:
         Trainer(PlainModel(), **lacking)
-    of_args = ("`eval_strategy='epoch'`", "`metric_for_best_model=None`", "`train_dataset` is empty")
+    of_args = ("`eval_strategy='epoch'`", "`metric_for_best_model=None`", "`train_dataset` has no length")
     assert all(part in str(caught.value) for part in of_args)
     optimizers = (torch.optim.SGD(PlainModel().parameters()), None)
     with pytest.raises(TrainerSetupError) as caught:
