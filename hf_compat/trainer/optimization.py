@@ -85,10 +85,10 @@ class RunOptimization:
         """Create and return optimizer and schedule, with the methods that the emulated release calls.
 
         Raises:
-            TrainerSetupError: If there is an optimizer, of another model.
+            TrainerSetupError: If the optimizer is that of an earlier fit, of another model.
         """
-        trainer = self._trainer
-        _check_parameters(trainer)
+        trainer, counters = self._trainer, self._run.counters
+        _check_earlier(trainer.optimizer, trainer.model, updated_model=counters.updates_model)
         with self.wrapping() as wrap:
             if trainer.semantics.creates_scheduler_apart:
                 trainer.create_optimizer()
@@ -99,20 +99,36 @@ class RunOptimization:
                 trainer.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
                 wrap()
                 trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device, trainer.accelerator)
+        counters.updates_model = not _updates_others(trainer.optimizer, trainer.model)
+        if not (counters.updates_model or self._run.backend.traits.shards_model):
+            trainer.warn_once(
+                f"`trainer.optimizer` ({type(trainer.optimizer).__name__}) updates no parameter of `trainer.model`, "
+                "which stays as it is, as in transformers. To train it, create the optimizer from its parameters."
+            )
         return trainer.optimizer, trainer.lr_scheduler
 
 
-def _check_parameters(trainer: Trainer) -> None:
-    """Raise if the optimizer that there is updates none of the model's parameters, so that training had no effect."""
-    optimizer = trainer.optimizer
+def _updates_others(optimizer: Any, model: nn.Module) -> bool:
+    """Return whether ``optimizer`` updates parameters, none of which is ``model``'s."""
     if not isinstance(optimizer, Optimizer) or updates_in_backward(optimizer):
-        return
+        return False
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if updated.isdisjoint(map(id, trainer.model.parameters())):
+    return bool(updated) and updated.isdisjoint(map(id, model.parameters()))
+
+
+def _check_earlier(optimizer: Any, model: nn.Module, *, updated_model: bool) -> None:
+    """Raise if ``optimizer`` has trained another model, or this one when a layer was smaller.
+
+    Args:
+        optimizer: The optimizer that there is, or None.
+        model: The model to train.
+        updated_model: Whether the optimizer of the last fit updated parameters of its model.
+    """
+    if updated_model and unwrap_optimizer(optimizer) is not optimizer and _updates_others(optimizer, model):
         raise TrainerSetupError(
-            f"`trainer.optimizer` ({type(optimizer).__name__}) updates no parameter of `trainer.model`. If you "
-            "replaced the model, set `trainer.optimizer = trainer.lr_scheduler = None` before `train`, which then "
-            "creates new ones; if you passed `optimizers`, create them from the parameters of this model."
+            f"`trainer.optimizer` ({type(optimizer).__name__}) updates no parameter of `trainer.model`, but of the one "
+            "that it has trained. Set `trainer.optimizer = trainer.lr_scheduler = None` before `train`, which then "
+            "creates new ones."
         )
     if type(optimizer).__module__.startswith("torch.optim."):
         _check_averages(optimizer)

@@ -487,3 +487,20 @@ def nothing_stops_at_the_last_step(kit: Kit) -> None:
     flow = next(each for each in trainer.callback_handler.callbacks if type(each).__name__ == "DefaultFlowCallback")
     trainer.remove_callback(type(flow))
     kit.train(trainer)
+
+
+@scenario(warns="updates no parameter of `trainer.model`")
+def parameters_beside_the_model(kit: Kit) -> None:
+    """The optimizer that was passed trains a prompt alone, in two runs; the model stays as it is."""
+    prompt = nn.Parameter(torch.zeros(helpers.WIDTH))
+
+    class Prompted(kit.Trainer):  # type: ignore[misc, name-defined]
+        def compute_loss(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+            inputs = {**inputs, "features": inputs["features"] + prompt}
+            return super().compute_loss(model, inputs, *given, **named)
+
+    optimizer = torch.optim.SGD([prompt], lr=0.5, momentum=0.9)
+    trainer = plain(kit, subclass=Prompted, optimizers=(optimizer, None), fields={"eval_strategy": "epoch"})
+    kit.train(trainer)
+    kit.train(trainer)
+    kit.keep("prompt", prompt)
