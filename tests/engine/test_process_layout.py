@@ -41,6 +41,13 @@ from tests.support.trainers import arguments
         ),
         pytest.param(
             gpt2,
+            {"ddp_bucket_cap_mb": 25, "ddp_broadcast_buffers": True, "ddp_static_graph": False},
+            {},
+            {"find_unused_parameters": True},
+            id="torch's defaults, which are not passed",
+        ),
+        pytest.param(
+            gpt2,
             {"ddp_bucket_cap_mb": 3},
             {"bucket_cap_mb": 5, "gradient_as_bucket_view": True},
             {"find_unused_parameters": True, "bucket_cap_mb": 5, "gradient_as_bucket_view": True},

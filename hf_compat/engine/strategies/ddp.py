@@ -109,12 +109,15 @@ def _naming(what: str) -> Iterator[None]:
         ) from error
 
 
-_DDP_FIELDS = {
-    "ddp_bucket_cap_mb": "bucket_cap_mb",
-    "ddp_broadcast_buffers": "broadcast_buffers",
-    "ddp_static_graph": "static_graph",
+_DDP_FIELDS: dict[str, tuple[str, int]] = {
+    "ddp_bucket_cap_mb": ("bucket_cap_mb", 25),
+    "ddp_broadcast_buffers": ("broadcast_buffers", True),
+    "ddp_static_graph": ("static_graph", False),
 }
-"""Field of ``TrainingArguments`` → the keyword of ``DistributedDataParallel`` that it sets unless it is None."""
+"""Field of ``TrainingArguments`` → the keyword of ``DistributedDataParallel`` that it sets, and its default there.
+
+As in accelerate, the default is not passed: torch 2.13 warns of ``broadcast_buffers``, whatever its value.
+"""
 
 
 def ddp_settings(args: TrainingArguments, model: nn.Module, keywords: dict[str, Any]) -> dict[str, Any]:
@@ -128,8 +131,8 @@ def ddp_settings(args: TrainingArguments, model: nn.Module, keywords: dict[str, 
         checkpoints = checkpoints_activations(args) or _checkpoints_activations(model)
         unused = not (is_pretrained_model(model) and checkpoints)
     settings = {"find_unused_parameters": unused}
-    for field, keyword in _DDP_FIELDS.items():
-        if getattr(args, field) is not None:
+    for field, (keyword, default) in _DDP_FIELDS.items():
+        if getattr(args, field) not in (None, default):
             settings[keyword] = getattr(args, field)
     return settings | keywords
 
