@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -865,6 +865,59 @@ def test_a_dispatched_stream_that_ends_early(dispatches, tmp_path):
     else:
         with pytest.raises(ValueError, match="Batch does not contain any data"):
             run(transformers)
+
+
+class WithoutClosure(torch.optim.SGD):
+    """An optimizer whose step takes no closure."""
+
+    def step(self) -> None:
+        super().step()
+
+
+def test_a_step_without_a_closure(tmp_path):
+    """It is made; accelerate's wrapper passes a closure that the method does not take."""
+
+    def run(library: Any) -> bool:
+        trainer = short_trainer(library, tmp_path)
+        trainer.optimizer = WithoutClosure(trainer.model.parameters(), lr=0.1)
+        return changed(trainer)
+
+    with pytest.raises(TypeError, match="positional argument"):
+        run(transformers)
+    assert run(hf_compat)
+
+
+def test_a_checkpoint_of_a_plain_module_without_a_weight(tmp_path, caplog):
+    """A run resumes from it, with a warning; transformers asks the module for an attribute that it lacks."""
+    short_trainer(hf_compat, tmp_path, save_strategy="steps", save_steps=1).train()
+    file = tmp_path / "out" / "checkpoint-1" / "model.safetensors"
+    weights = load_file(file)
+    missing = sorted(weights)[-1]
+    del weights[missing]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(AttributeError, match="_keys_to_ignore_on_save"):
+        short_trainer(transformers, tmp_path).train(str(file.parent))
+    with caplog.at_level("WARNING"):
+        assert short_trainer(hf_compat, tmp_path).train(str(file.parent)).global_step == 2
+    assert f"no weights for ['{missing}']" in caplog.text
+
+
+def test_a_trainer_within_a_trainer(tmp_path):
+    """Batches that do not end an update step are not said to; in transformers they are after another Trainer's run."""
+
+    def run(library: Any) -> list[bool]:
+        class Trains(library.TrainerCallback):  # type: ignore[misc,name-defined]
+            def on_substep_end(self, *given: Any, **named: Any) -> None:
+                short_trainer(library, tmp_path / "inner", max_steps=1).train()
+                seen.append(bool(trainer.accelerator.sync_gradients))
+
+        seen: list[bool] = []
+        trainer = short_trainer(library, tmp_path, callbacks=[Trains()], gradient_accumulation_steps=2)
+        trainer.train()
+        return seen
+
+    assert run(transformers) == [True, True]
+    assert run(hf_compat) == [False, False]
 
 
 class Empty(IterableDataset):

@@ -153,3 +153,35 @@ def test_an_override_clips_unscaled_gradients(tmp_path):
     theirs = [run_on_gpu(clipped_norms, tmp_path / "theirs", "transformers", unscale) for unscale in ("own", None)]
     assert ours == [theirs[0]] * 3
     assert theirs[1][0] == 65536 * theirs[0][0]
+
+
+class OfNoClass:
+    """What has the members of an optimizer that a run uses, and derives from nothing."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_optimizer"], name)
+
+
+def norm_of_an_optimizer_of_no_class(folder: Path, library: str) -> float:
+    """Return the first norm that a run with fp16 logs whose optimizer is none of torch's."""
+    trainers = {"transformers": transformers, "hf_compat": hf_compat}[library]
+    args = trainers.TrainingArguments(
+        str(folder), max_steps=1, logging_steps=1, fp16=True, save_strategy="no", disable_tqdm=True, report_to="none"
+    )
+    model = helpers.PlainModel(dropout=0.0).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    rows = helpers.ListDataset(helpers.vector_rows(8))
+    trainer = trainers.Trainer(model, args, train_dataset=rows, optimizers=(OfNoClass(optimizer), schedule))
+    trainer.train()
+    return float(trainer.state.log_history[0]["grad_norm"])
+
+
+def test_an_optimizer_that_is_none_of_torchs(tmp_path):
+    """Its gradients have their own size; in transformers they are scaled, and nothing unscales them."""
+    ours = run_on_gpu(norm_of_an_optimizer_of_no_class, tmp_path / "ours", "hf_compat")
+    theirs = run_on_gpu(norm_of_an_optimizer_of_no_class, tmp_path / "theirs", "transformers")
+    assert theirs == pytest.approx(65536 * ours, rel=0.01)
