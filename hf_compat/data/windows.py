@@ -154,7 +154,7 @@ class WindowLoader:
         return self._epoch_plan.update_steps_per_epoch
 
     def begin_epoch(self) -> None:
-        """Tell the loader the epoch, unless that comes later; ask for its length, unless the epoch is resumed.
+        """Set the epoch of the loader, unless that comes later, and take its length, unless it is resumed.
 
         A resumed epoch has the length of the run's plan.
         """
