@@ -141,9 +141,8 @@ def check_arguments(trainer: Trainer, hp_space: object, compute_objective: objec
                 f"{'a trial that returns a dict of values' if name == 'hp_space' else 'the metrics'}."
             )
     for word in direction if isinstance(direction, list) else [direction]:
-        if (
-            getattr(word, "name", word) not in _DIRECTIONS
-        ):  # optuna has an enum of them, and takes None for `directions`
+        # optuna has an enum of them, and takes None for `directions`
+        if getattr(word, "name", word) not in _DIRECTIONS:
             raise SearchError.also(ValueError)(f"`direction={direction!r}`: pass 'minimize' or 'maximize'.")
     own = (trainer.train, trainer.evaluate, trainer.get_eval_dataloader)
     if trainer.eval_dataset is None and not any(map(is_overridden, own)):
