@@ -6,6 +6,10 @@ from hf_compat.engine.keywords import KEYWORDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning_keywords.md"
 INTRODUCTION = """\
+---
+hide: [toc]
+---
+
 # Lightning's keywords
 
 `Trainer(lightning={...})` takes the keywords of `lightning.Trainer`. A keyword that duplicates a field of
