@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,11 +20,10 @@ from torch.utils.data import DataLoader
 
 from hf_compat import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from hf_compat.distributed.oom_consensus import PacedVotes
-from hf_compat.trainer import saving
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 if "PACED" not in os.environ:
-    patch.object(saving, "PacedVotes", partial(PacedVotes, seconds=0)).start()
+    patch.object(PacedVotes.__init__, "__defaults__", (0, 16)).start()
 
 
 class FatalRows(ListDataset):
