@@ -29,12 +29,7 @@ from hf_compat.arguments.parallelism import unused_handler_texts
 from hf_compat.arguments.problems import LIGHTNING_KEYWORDS, OTHER_NAMES_OF_FIELDS
 from hf_compat.arguments.process_facts import full_evaluation_precision, run_state, uses_configured_state
 from hf_compat.arguments.releases import SINCE, Semantics, effective_args
-from hf_compat.callbacks import (
-    CallbackHandler,
-    PrinterCallback,
-    RichProgressCallback,
-    default_callbacks,
-)
+from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, default_callbacks
 from hf_compat.callbacks.handler import misspelt_events
 from hf_compat.data.collators import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
@@ -631,8 +626,9 @@ def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
         trainer.optimizer,
         trainer.lr_scheduler,
     )
-    for text in (text for callback in trainer.callback_handler.callbacks for text in misspelt_events(callback)):
-        trainer.warn_once(text)
+    for callback in trainer.callback_handler.callbacks:
+        for text in misspelt_events(callback):
+            trainer.warn_once(text)
     if not any(isinstance(callback, RichProgressCallback) for callback in trainer.callback_handler.callbacks):
         prints = trainer.args.disable_tqdm or draws_with_rich(backend.callbacks)
         trainer.add_callback(PrinterCallback if prints else default_callbacks.DEFAULT_PROGRESS_CALLBACK)

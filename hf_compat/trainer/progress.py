@@ -454,9 +454,11 @@ _STREAMS_WITH_SHARES = {("litdata", "StreamingDataset"), ("streaming", "Streamin
 
 def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: WarnOnce) -> None:
     """Warn if the callback named ``average`` averages trainable weights of ``model`` that are in half precision."""
+    if average is None:
+        return
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     halves = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes & {torch.bfloat16, torch.float16})
-    if average is not None and halves:
+    if halves:
         warn_once(
             f"{average} averages weights in {halves[0]}, to which small steps of the average are rounded: it may stay "
             "where it began, and the model after the run is the average. Train weights in float32, with `bf16=True`."
