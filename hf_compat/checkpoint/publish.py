@@ -549,7 +549,10 @@ def _recover_or_delete(hidden: HiddenFolder) -> None:
             _delete(hidden)
             logger.info("Deleted a hidden folder of %s, left behind by a killed process.", hidden.final)
         return
-    hidden.path.rename(hidden.final)
+    try:
+        hidden.path.rename(hidden.final)
+    except FileNotFoundError:  # another node does the same in a shared folder
+        return
     if hidden.kind == "replaced":
         logger.warning("Restored %s: the process that was replacing it was killed.", hidden.final)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -17,10 +17,6 @@ from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 
 Value = TypeVar("Value")
-
-
-def _never() -> bool:
-    return False
 
 
 def _working_directory() -> Path:
@@ -94,7 +90,6 @@ class CheckpointWriter:
         step: int,
         launch: Launch,
         writes_files: bool,
-        then: Sequence[Callable[[Path], object]] = (),
     ) -> None:
         """Write the checkpoint ``folder``; every rank has to call it.
 
@@ -106,7 +101,6 @@ class CheckpointWriter:
             step: The update step.
             launch: Rank and world size.
             writes_files: Whether this rank writes the files that are equal on all ranks.
-            then: Called with the complete folder, on every rank.
 
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
@@ -128,8 +122,6 @@ class CheckpointWriter:
                 save(staged)
         self._note_saved(folder)
         self.last_step = step
-        for call in then:
-            call(folder)
 
     def write_in_background(
         self,
@@ -140,8 +132,8 @@ class CheckpointWriter:
         launch: Launch,
         writes_files: bool,
         timeout: timedelta = timedelta(minutes=30),
-        then: Sequence[Callable[[Path], object]] = (),
-        must_finish: Callable[[], bool] = _never,
+        then: Callable[[Path], object] | None = None,
+        must_finish: Callable[[], bool] | None = None,
     ) -> None:
         """Write the checkpoint ``folder`` in a thread, one at a time; every rank has to call it.
 
@@ -156,7 +148,8 @@ class CheckpointWriter:
             writes_files: Whether this rank writes the files that are equal on all ranks.
             timeout: How long the threads of two ranks wait for each other.
             then: Called with the complete folder, by the threads of ranks that write the files that are equal on all.
-            must_finish: Whether this rank needs the complete folder when this method returns. If any does, all wait.
+            must_finish: Returns whether this rank needs the complete folder when this method returns. If any does, all
+                wait. Default: it does not.
 
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
@@ -178,10 +171,10 @@ class CheckpointWriter:
             )
             with publish.raise_on_all_ranks(place=snapshot.folder) as needs, self._one_checkpoint():
                 collect(snapshot.folder, snapshot.add)
-                needs.own = must_finish()
+                needs.own = must_finish is not None and must_finish()
             publication = stack.pop_all()
         self._is_in_background = True
-        self.saver.start(partial(self._publish, publication, snapshot, folder, then if writes_files else ()))
+        self.saver.start(partial(self._publish, publication, snapshot, folder, then if writes_files else None))
         if any(needs.all):
             self.wait()
         self.last_step = step
@@ -195,7 +188,7 @@ class CheckpointWriter:
             raise
 
     def _publish(
-        self, publication: ExitStack, snapshot: Snapshot, folder: Path, then: Sequence[Callable[[Path], object]]
+        self, publication: ExitStack, snapshot: Snapshot, folder: Path, then: Callable[[Path], object] | None
     ) -> None:
         """Write the files of ``snapshot``, and publish ``folder`` once every rank has; called in the thread."""
         group = snapshot.group
@@ -208,8 +201,8 @@ class CheckpointWriter:
         finally:
             self.buffers.give_back()
         self._note_saved(folder)
-        for call in then:
-            call(folder)
+        if then is not None:
+            then(folder)
 
     def _note_saved(self, folder: Path) -> None:
         if self.owned is not None:

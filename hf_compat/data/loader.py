@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -99,7 +99,6 @@ _PARENT_CHECK_SECONDS = 5.0
 """Seconds between two checks of a worker whether its parent process is gone; torch checks as often."""
 
 _run_worker = torch_worker._worker_loop
-_make_iterator = DataLoader._get_iterator
 _outliving_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
@@ -117,12 +116,14 @@ def ignoring_signals(signals: Collection[int]) -> Iterator[None]:
         return
     # What torch starts workers with, and runs in them; loaders have no setting that reaches those of other people's.
     torch_worker._worker_loop = functools.partial(_run_outliving, tuple(signals))
-    DataLoader._get_iterator = functools.partialmethod(_start_outliving, tuple(signals))  # type: ignore[assignment]
+    make_iterator = DataLoader._get_iterator
+    start = functools.partialmethod(_start_outliving, tuple(signals), make_iterator)
+    DataLoader._get_iterator = start  # type: ignore[assignment]
     try:
         yield
     finally:
         torch_worker._worker_loop = _run_worker
-        DataLoader._get_iterator = _make_iterator  # type: ignore[method-assign]
+        DataLoader._get_iterator = make_iterator  # type: ignore[method-assign]
 
 
 def has_short_lived() -> bool:
@@ -130,18 +131,18 @@ def has_short_lived() -> bool:
     return any(child not in _outliving_workers for child in multiprocessing.active_children())
 
 
-def _start_outliving(loader: DataLoader[Any], signals: Collection[int]) -> Any:
-    """Return an iterator of ``loader`` whose workers have ``signals`` blocked from their start on.
+def _start_outliving(loader: DataLoader[Any], signals: Collection[int], make: Callable[[Any], Any]) -> Any:
+    """Return the iterator that ``make`` makes of ``loader``, whose workers have ``signals`` blocked from their start.
 
     So has the process that forks the workers of ``forkserver``, if it is started here.
     """
     if loader.num_workers == 0:
-        return _make_iterator(loader)
+        return make(loader)
     if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
         resource_tracker.ensure_running()  # which unblocks the signals where it starts its process
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        iterator: Any = _make_iterator(loader)
+        iterator: Any = make(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _outliving_workers.update(iterator._workers)

@@ -309,12 +309,12 @@ class RunHooks(IdleHooks):
     def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch; in a resumed one Lightning does not call it, but :meth:`on_train_start` does."""
         assert self.run is not None, "a fit has a run"
-        assert self.run.pieces is not None, "a fit has pieces"
+        assert self.run.windows is not None, "a fit has windows"
         if self.reloading is not None and self.reloading.is_due(pl_trainer.current_epoch):
             self.run.reload()
         if self._keeps_past:
             self.progress.counters.past = None
-        self.run.pieces.windows.begin_epoch()
+        self.run.windows.begin_epoch()
         trainer = self.trainer
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
 
@@ -346,7 +346,7 @@ class RunHooks(IdleHooks):
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
         assert self.run is not None, "a fit has a run"
-        plan, trial = self.progress.plan, self.progress.counters.trial
+        plan, trial = self.trainer.run_plan, self.progress.counters.trial
         assert plan is not None, "a fit has a plan"
         if self.preemption is not None:
             self.preemption.end_training()
@@ -396,7 +396,7 @@ class RunHooks(IdleHooks):
 
         Callbacks may take back what was requested, also by the default flow at the last planned update step.
         """
-        control, plan = trainer.control, self.progress.plan
+        control, plan = trainer.control, trainer.run_plan
         if pl_trainer.should_stop and not self._stops:  # set by a Lightning callback, such as EarlyStopping
             control.should_training_stop = True
             return

@@ -349,48 +349,36 @@ class Pusher:
     ) -> CommitInfo | Future[CommitInfo] | None:
         """Save the model and its card, and upload the output folder; see the Trainer's ``push_to_hub``."""
         try:
-            return self._push_output(trainer, commit_message, blocking, token, revision, private, described)
+            args = trainer.args
+            _fire_push_begin(trainer)
+            if described.get("model_name") is None:
+                described["model_name"] = card_name(args)
+            token = hub_repository(args, token=token).token
+            if trainer.hub_model_id is None:
+                trainer.init_hf_repo(token=token, private=private)
+            trainer.save_model(_internal_call=True)
+            if not trainer.is_world_process_zero() or trainer.hub_model_id is None:
+                return None
+            own_tags = getattr(trainer.model, "model_tags", None)
+            if own_tags is not None:
+                described["tags"] = list(dict.fromkeys([*as_list(described.get("tags")), *own_tags]))
+            trainer.create_model_card(**described)
+            trainer._finish_current_push()
+            upload = partial(
+                hub.upload,
+                self.api,
+                trainer.hub_model_id,
+                Path(args.output_dir).absolute(),  # which may be relative, and another thread uploads it
+                commit_message=commit_message,
+                token=token,
+                revision=hub_repository(args, revision=revision).revision,
+            )
+            return upload() if blocking else self.api.run_as_future(upload)
         except HubError as error:
             if not trainer.lightning_backend.trains:
                 raise
             logger.warning("%s Training continues; the files are still on this machine.", error)
             return None
-
-    def _push_output(
-        self,
-        trainer: Trainer,
-        commit_message: str | None,
-        blocking: bool,
-        token: str | None,
-        revision: str | None,
-        private: bool | None,
-        described: dict[str, Any],
-    ) -> CommitInfo | Future[CommitInfo] | None:
-        args = trainer.args
-        _fire_push_begin(trainer)
-        if described.get("model_name") is None:
-            described["model_name"] = card_name(args)
-        token = hub_repository(args, token=token).token
-        if trainer.hub_model_id is None:
-            trainer.init_hf_repo(token=token, private=private)
-        trainer.save_model(_internal_call=True)
-        if not trainer.is_world_process_zero() or trainer.hub_model_id is None:
-            return None
-        own_tags = getattr(trainer.model, "model_tags", None)
-        if own_tags is not None:
-            described["tags"] = list(dict.fromkeys([*as_list(described.get("tags")), *own_tags]))
-        trainer.create_model_card(**described)
-        trainer._finish_current_push()
-        upload = partial(
-            hub.upload,
-            self.api,
-            trainer.hub_model_id,
-            Path(args.output_dir).absolute(),  # which may be relative, and another thread uploads it
-            commit_message=commit_message,
-            token=token,
-            revision=hub_repository(args, revision=revision).revision,
-        )
-        return upload() if blocking else self.api.run_as_future(upload)
 
     def push_checkpoint(self, trainer: Trainer, checkpoint: Path) -> None:
         """Start pushing a complete checkpoint, by ``hub_strategy``; a failure is logged, not raised.

@@ -32,7 +32,7 @@ from hf_compat.optim.schedulers import get_scheduler
 from hf_compat.overriding import is_overridden
 from hf_compat.trainer.evaluation import prepare
 from hf_compat.trainer.loop import RunHooks
-from hf_compat.trainer.run import UserPieces, current_run, new_run
+from hf_compat.trainer.run import current_run, new_run
 from hf_compat.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -290,9 +290,7 @@ def evaluating(
         data_of(pl_trainer),
         _call_of(pl_trainer),
     )
-    if backend.pl_trainer is not pl_trainer:
-        backend.strategy.close()
-        backend.adopt(pl_trainer)
+    _adopt(backend, pl_trainer)
     backend.module = module.connect(run)
     if data is not None:
         data.connect(run)
@@ -314,6 +312,13 @@ def evaluating(
     with patched_methods(trainer, run, methods), _limits(backend, call), run_instead(pl_trainer, evaluate):
         prepare(trainer)
         yield
+
+
+def _adopt(backend: LightningBackend, pl_trainer: pl.Trainer) -> None:
+    """Have ``backend`` use ``pl_trainer`` and its strategy, unless it does: the Trainer may have run alone since."""
+    if backend.pl_trainer is not pl_trainer:
+        backend.strategy.close()
+        backend.adopt(pl_trainer)
 
 
 def _returned(pl_trainer: pl.Trainer, metrics: dict[str, float]) -> list[dict[str, Any]]:
@@ -407,6 +412,7 @@ class StandaloneRun(RunHooks):
             )
         self._evaluated = None
         trainer = self.hf_trainer = self._make(pl_trainer, None)
+        _adopt(trainer.lightning_backend, pl_trainer)
         run = self.run = self._fitted = new_run(trainer, ignore_keys=self._ignore_keys)
         data = data_of(pl_trainer)
         self._made_of = module, data
@@ -416,7 +422,7 @@ class StandaloneRun(RunHooks):
         methods = method_overrides(pl_trainer, module, trainer)
         self._begun.enter_context(patched_methods(trainer, run, methods))
         self._begun.enter_context(run.begun(self._resume_from))
-        run.begin_user_fit(UserPieces(pl_trainer, module, self))
+        run.begin_user_fit(pl_trainer, module, self)
 
     def _begin_evaluation(self, pl_trainer: pl.Trainer, module: HFModule) -> None:
         """Begin an evaluation by the Trainer of the last call, or by a new one if the pieces are others."""

@@ -246,7 +246,6 @@ class Progress:
 
     Attributes:
         counters: The run's counts.
-        plan: The plan of the run, set before the fit.
         offset: How the samples are counted, if the run was resumed with other windows.
         start_time: When the run started, in seconds of ``time.time``.
     """
@@ -256,7 +255,6 @@ class Progress:
     def __init__(self, trainer: Trainer, counters: RunCounters) -> None:
         self._trainer = trainer
         self.counters = counters
-        self.plan: RunPlan | None = None
         self.offset = ResumeOffset()
         self.start_time = 0.0
         self._done: tuple[int, int, int] | None = None
@@ -296,10 +294,11 @@ class Progress:
 
         None before the first update step.
         """
-        if self._done is None or self.plan is None:
+        plan = self._trainer.run_plan
+        if self._done is None or plan is None:
             return None
         epoch, batches, length = self._done
-        position = DataPosition.after(replace(self.plan, batches_per_epoch=length), epoch, batches, self.offset)
+        position = DataPosition.after(replace(plan, batches_per_epoch=length), epoch, batches, self.offset)
         return position.at_next_epoch() if self._trainer.control.should_epoch_stop else position
 
 

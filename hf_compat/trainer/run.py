@@ -6,8 +6,8 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -64,66 +64,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# Assembling a fit: Lightning trainer, module and windows.
-
-
-@dataclass(frozen=True, slots=True)
-class FitObjects:
-    """The objects of one fit."""
-
-    plan: RunPlan
-    pl_trainer: pl.Trainer
-    module: HFModule
-    windows: WindowLoader
-    hooks: RunHooks
-
-
-class UserPieces(NamedTuple):
-    """Arguments of the user's call of ``fit``."""
-
-    pl_trainer: pl.Trainer
-    module: HFModule
-    hooks: RunHooks
-
-
-def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None) -> FitObjects:
-    """Return the objects of one fit.
-
-    Args:
-        run: The run, with its hooks.
-        plan: Epochs, update steps and batches of the fit.
-        loader: The train loader.
-        start: Where a resumed run starts; None for the beginning.
-    """
-    trainer, backend = run.trainer, run.backend
-    loggers = open_loggers(trainer.callback_handler.callbacks, trainer.args, trainer.state)
-    pl_trainer = backend.build(
-        trainer.args, unwrap_model(trainer.model), limits=limits_of(trainer, plan), hooks=run.hooks, loggers=loggers
-    )
-    _log_as_the_trainer(run, plan, pl_trainer)
-    module = HFModule(trainer.model, trainer.args).connect(run)
-    return FitObjects(plan, pl_trainer, module, windows_of(run, plan, loader, start, pl_trainer), run.hooks)
-
-
-def assemble_user_pieces(
-    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, user_pieces: UserPieces
-) -> FitObjects:
-    """Return the objects of one fit that a person has begun with their own; see :func:`assemble`.
-
-    Args:
-        run: The run.
-        plan: Epochs, update steps and batches of the fit.
-        loader: The train loader.
-        start: Where a resumed run starts; None for the beginning.
-        user_pieces: The Lightning trainer, which is inside its ``fit``, the module and the hooks.
-    """
-    pl_trainer, module, hooks = user_pieces
-    module.model = run.trainer.model
-    module.connect(run)
-    _log_as_the_trainer(run, plan, pl_trainer)
-    windows = windows_of(run, plan, loader, start, pl_trainer)
-    train_on(pl_trainer, windows, **limits_of(run.trainer, plan))
-    return FitObjects(plan, pl_trainer, module, windows, hooks)
+# A fit: limits and intervals of its Lightning trainer, and its windows.
 
 
 def limits_of(trainer: Trainer, plan: RunPlan) -> dict[str, int]:
@@ -160,7 +101,15 @@ def _log_as_the_trainer(run: TrainingRun, plan: RunPlan, pl_trainer: pl.Trainer)
 def windows_of(
     run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, pl_trainer: pl.Trainer
 ) -> WindowLoader:
-    """Return the windows of a fit of ``pl_trainer``, in whose loop they are trained on; see :func:`assemble`."""
+    """Return the windows of a fit of ``pl_trainer``, in whose loop they are trained on.
+
+    Args:
+        run: The run, with its hooks.
+        plan: Epochs, update steps and batches of the fit.
+        loader: The train loader.
+        start: Where a resumed run starts; None for the beginning.
+        pl_trainer: The Lightning trainer.
+    """
     semantics, loop, epochs = run.trainer.semantics, UpdateLoop(pl_trainer, run), weakref.proxy(pl_trainer)
     loop.windows = WindowLoader(
         loader,
@@ -199,7 +148,7 @@ class TrainingRun:
         checkpoint: The checkpoint to resume from; None for a run that starts from the beginning.
         watch: Records the signals on which the run saves and exits; None if nothing is saved.
         hooks: The script of the current or last fit, with its objects.
-        pieces: The objects of the current or last fit; None before the first.
+        windows: What Lightning trains on in the current or last fit; None before the first.
         output: The result, None before the end.
         originals: The Trainer's methods that methods of the module or the data stand in for.
     """
@@ -222,7 +171,7 @@ class TrainingRun:
         self.trial, self.ignore_keys = trial, ignore_keys
         self.checkpoint: CheckpointReader | None = None
         self.watch: SignalWatch | None = None
-        self.pieces: FitObjects | None = None
+        self.windows: WindowLoader | None = None
         self.output: TrainOutput | None = None
         self.originals: dict[str, Callable[..., Any]] = {}
         self._is_finished = False
@@ -252,9 +201,10 @@ class TrainingRun:
     def _begin(self, resume_from_checkpoint: str | bool | None) -> None:
         trainer, args = self.trainer, self.trainer.args
         output_dir = args.output_dir
-        if args.should_save:  # before looking for checkpoints: a killed process may have left incomplete folders
-            make_output_folder(args)
-            publish.clean_orphans(output_dir)
+        with publish.raise_on_all_ranks():
+            if args.should_save:  # before looking for checkpoints: a killed process may have left incomplete folders
+                make_output_folder(args)
+                publish.clean_orphans(output_dir)
         trainer.accelerator.wait_for_everyone()
         folder = finding.find_checkpoint(output_dir, resume_from_checkpoint, is_main=trainer.is_world_process_zero())
         self.checkpoint = None if folder is None else CheckpointReader(folder)
@@ -309,8 +259,8 @@ class TrainingRun:
     def _end(self) -> None:
         self.checkpoint_writer.end_run()
         self.backend.end_fit()
-        if self.pieces is not None:
-            self.pieces.hooks.end()  # again, in case of an error before Lightning's teardown
+        if self.windows is not None:
+            self.hooks.end()  # again, in case of an error before Lightning's teardown
         self.counters.memory.cancel()
 
     # ---- one fit ----
@@ -321,12 +271,17 @@ class TrainingRun:
         resume_from_checkpoint: str | None,
         trial: Trial | None,
         ignore_keys_for_eval: list[str] | None,
-    ) -> FitObjects:
+    ) -> tuple[HFModule, WindowLoader]:
         """Begin a fit with a per-device batch size of ``batch_size``; return what Lightning trains, and on what."""
         plan, loader, start = self._prepare_fit(
             RunHooks(), batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval
         )
-        return self._start_at(assemble(self, plan, loader, start), start)
+        trainer, limits = self.trainer, limits_of(self.trainer, plan)
+        loggers = open_loggers(trainer.callback_handler.callbacks, trainer.args, trainer.state)
+        model = unwrap_model(trainer.model)
+        pl_trainer = self.backend.build(trainer.args, model, limits=limits, hooks=self.hooks, loggers=loggers)
+        module = HFModule(trainer.model, trainer.args)
+        return module, self._start(pl_trainer, module, plan, loader, start)
 
     def fit_with_smaller_batches(self, fit: Callable[..., TrainOutput]) -> TrainOutput:
         """Return the result of ``fit``, called again with a smaller ``batch_size`` as long as it runs out of memory."""
@@ -334,12 +289,14 @@ class TrainingRun:
         with voted_collectives() if self.backend.traits.shards_model else nullcontext():
             return with_smaller_batches(fit, size, share=self._share_states, timeout=timeout)
 
-    def begin_user_fit(self, user_pieces: UserPieces) -> None:
-        """Begin the one fit of ``user_pieces``, whose ``fit`` a person has called."""
+    def begin_user_fit(self, pl_trainer: pl.Trainer, module: HFModule, hooks: RunHooks) -> None:
+        """Begin the one fit of ``pl_trainer``, which a person has called, with that person's ``module``."""
         folder = None if self.checkpoint is None else self.checkpoint.path
         batch_size = self.counters.train_batch_size
-        plan, loader, start = self._prepare_fit(user_pieces.hooks, batch_size, folder, self.trial, self.ignore_keys)
-        self._start_at(assemble_user_pieces(self, plan, loader, start, user_pieces), start)
+        plan, loader, start = self._prepare_fit(hooks, batch_size, folder, self.trial, self.ignore_keys)
+        module.model = self.trainer.model
+        windows = self._start(pl_trainer, module, plan, loader, start)
+        train_on(pl_trainer, windows, **limits_of(self.trainer, plan))
 
     @property
     def may_fit_again(self) -> bool:
@@ -348,10 +305,10 @@ class TrainingRun:
 
     def finish_without_epoch(self) -> None:
         """End the training if no epoch was left, for which Lightning calls no hook."""
-        pieces = self.pieces
-        if not self._is_finished and pieces is not None:
-            self.hooks.on_train_start(pieces.pl_trainer, pieces.module)
-            self.hooks.on_train_end(pieces.pl_trainer, pieces.module)
+        pl_trainer, module = self.backend.pl_trainer, self.backend.module
+        if not self._is_finished and self.windows is not None and pl_trainer is not None and module is not None:
+            self.hooks.on_train_start(pl_trainer, module)
+            self.hooks.on_train_end(pl_trainer, module)
 
     def _prepare_fit(
         self,
@@ -363,7 +320,7 @@ class TrainingRun:
     ) -> tuple[RunPlan, Iterable[Any], ResumePosition | None]:
         """Set up a fit with ``hooks``; return its plan, its loader, and where a resumed one starts."""
         self._is_finished = False
-        self.pieces = self.output = None
+        self.windows = self.output = None
         self.backend.renew_callbacks()
         self.trainer.accelerator.free_memory()  # also of a fit that ran out of memory
         if self.may_fit_again:
@@ -390,7 +347,7 @@ class TrainingRun:
         warn_of_rounded_average(self.trainer.model, averages_weights(self.backend.callbacks), self.warn_once)
         warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self.warn_once)
         plan = without_extra_step(self.trainer, plan, 0 if start is None else start.epoch, self.warn_once)
-        self.trainer.run_plan = hooks.progress.plan = plan
+        self.trainer.run_plan = plan
         if self.counters.created_schedule:
             self.trainer.lr_scheduler, self.counters.created_schedule = None, False
         self.optimization = RunOptimization(self, plan.max_steps)
@@ -401,13 +358,22 @@ class TrainingRun:
         self.trainer.deepspeed = None
         return plan, loader, start
 
-    def _start_at(self, pieces: FitObjects, start: ResumePosition | None) -> FitObjects:
-        """Make ``pieces`` the current ones, where the fit starts; return them."""
-        self.pieces, step = pieces, self.trainer.state.global_step
-        self.backend.begin_fit(self.trainer.callback_handler.train_dataloader, pieces.module)
+    def _start(
+        self,
+        pl_trainer: pl.Trainer,
+        module: HFModule,
+        plan: RunPlan,
+        loader: Iterable[Any],
+        start: ResumePosition | None,
+    ) -> WindowLoader:
+        """Have the fit start at ``start``, None for the beginning; return its windows."""
+        _log_as_the_trainer(self, plan, pl_trainer)
+        windows = self.windows = windows_of(self, plan, loader, start, pl_trainer)
+        self.backend.begin_fit(self.trainer.callback_handler.train_dataloader, module.connect(self))
         if start is not None:
-            fast_forward(pieces.pl_trainer, start.epoch, windows=start.windows, update_steps=step)
-        return pieces
+            step = self.trainer.state.global_step
+            fast_forward(pl_trainer, start.epoch, windows=start.windows, update_steps=step)
+        return windows
 
     def _train_loader(self) -> Iterable[Any]:
         """Return a new train loader."""
@@ -430,9 +396,9 @@ class TrainingRun:
 
     def reload(self) -> None:
         """Train on a new train loader from the epoch on that begins now; the next evaluations have new ones too."""
-        assert self.pieces is not None, "called in a fit"
+        assert self.windows is not None, "called in a fit"
         loader = self._shared(self._train_loader())
-        self.pieces.windows.replace(loader)
+        self.windows.replace(loader)
         self.backend.loaders.train = self.trainer.callback_handler.train_dataloader = loader
         self.counters.eval_loaders.clear()
 
@@ -469,7 +435,7 @@ class TrainingRun:
         known = parameter_names(self.trainer.optimizer, self.trainer.model) if is_whole else None
         if known is not None:
             content["parameters"] = asdict(known)
-        stream = gather_stream_states(None if self.pieces is None else self.pieces.windows.loader)
+        stream = gather_stream_states(None if self.windows is None else self.windows.loader)
         if stream is not None:
             content["stream"] = stream
         return content
@@ -505,8 +471,9 @@ class TrainingRun:
 
     def exit_if_preempted(self) -> None:
         """Save and exit, after an error in reading data, if the process has received a signal to exit."""
-        if self.hooks.preemption is not None and self.pieces is not None:
-            self.hooks.preemption.exit_without_workers(self.pieces.pl_trainer)
+        pl_trainer = self.backend.pl_trainer
+        if self.hooks.preemption is not None and self.windows is not None and pl_trainer is not None:
+            self.hooks.preemption.exit_without_workers(pl_trainer)
 
 
 # The current or last run of a Trainer, and its counts as attributes of the Trainer with transformers' names.

@@ -26,7 +26,6 @@ from hf_compat.errors import (
     CheckpointWriteError,
     MetricNameError,
     MetricsError,
-    MissingWeightsError,
     described,
 )
 from hf_compat.memory import WeakAttribute
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# The best evaluation, its checkpoint, and loading the best model.
+# The best evaluation, and its checkpoint.
 
 
 def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> float:
@@ -95,29 +94,6 @@ def note_best_checkpoint(trainer: Trainer, output_dir: str) -> None:
     best = os.path.join(output_dir, names.checkpoint_name(state.best_global_step))
     if state.best_global_step == state.global_step or os.path.exists(best):
         state.best_model_checkpoint = best
-
-
-def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:
-    """Load the weights of the best checkpoint if it still exists.
-
-    Args:
-        state: The state with the path of the best checkpoint.
-        load: Loads the weights in a folder into the model.
-    """
-    if state.best_model_checkpoint is None:
-        logger.warning("No best checkpoint was recorded; keeping the current weights.")
-        return
-    best = state.best_model_checkpoint
-    if not Path(best).is_dir():  # not an error, which would lose the result of the training
-        logger.warning(
-            "Could not locate the best model at %s: the checkpoint no longer exists. Keeping the last weights.", best
-        )
-        return
-    logger.info("Loading best model from %s (score: %s).", best, state.best_metric)
-    try:
-        load(best)
-    except MissingWeightsError as error:
-        logger.warning("Could not locate the best model at %s; keeping the last weights. %s", best, error)
 
 
 # Saving checkpoints during training, and handling write errors.
@@ -209,7 +185,7 @@ class CheckpointSaving:
             self._trainer.store_flos()
         output_dir = checked_output_dir(self._trainer._get_output_dir(trial=trial))
         step = self._trainer.state.global_step
-        folder, then = Path(output_dir, names.checkpoint_name(step)), (self._push, self._rotate)
+        folder = Path(output_dir, names.checkpoint_name(step))
         if is_requested(args):
             self._writer.write_in_background(
                 folder,
@@ -218,12 +194,13 @@ class CheckpointSaving:
                 launch=launch,
                 writes_files=writes,
                 timeout=args.ddp_timeout_delta,
-                then=then,
+                then=self._follow,
                 must_finish=self._must_finish_first,
             )
         else:
             save = partial(self._save_at_once, output_dir, writes)
-            self._writer.write(folder, save, step=step, launch=launch, writes_files=writes, then=then)
+            self._writer.write(folder, save, step=step, launch=launch, writes_files=writes)
+            self._follow(folder)
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
@@ -285,11 +262,10 @@ class CheckpointSaving:
 
     # ---- after it is complete ----
 
-    def _push(self, folder: Path) -> None:
+    def _follow(self, folder: Path) -> None:
+        """Push the complete checkpoint ``folder``, and delete others."""
         if self._trainer.args.push_to_hub:
             self._trainer._push_from_checkpoint(str(folder))
-
-    def _rotate(self, folder: Path) -> None:
         self._trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
 
     def rotate_finished(self, trial: Trial | None) -> None:

@@ -43,7 +43,14 @@ from hf_compat.engine.lightning_callbacks import callback_problems, monitor_warn
 from hf_compat.engine.moving import move_model
 from hf_compat.engine.run_settings import effective_settings
 from hf_compat.engine.strategies.base import replicated
-from hf_compat.errors import DataError, ModelError, ModelInitError, SearchError, TrainerSetupError
+from hf_compat.errors import (
+    DataError,
+    MissingWeightsError,
+    ModelError,
+    ModelInitError,
+    SearchError,
+    TrainerSetupError,
+)
 from hf_compat.memory import TrainerMemoryTracker, empty_cache
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import (
@@ -78,7 +85,6 @@ from hf_compat.trainer import (
     model_files,
     optimization,
     progress,
-    saving,
     searching,
     transformers_4,
 )
@@ -760,8 +766,7 @@ class Trainer(metaclass=CountsCounterparts):
     ) -> TrainOutput:
         """Run one fit with a per-device batch size of ``batch_size`` and return its result."""
         run = current_run(self)
-        pieces = run.begin_fit(batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
-        run.backend.fit(pieces.module, pieces.windows)
+        run.backend.fit(*run.begin_fit(batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval))
         run.finish_without_epoch()
         return run.output  # type: ignore[return-value]  # None only if an override of `_finalize_training` returns that
 
@@ -1277,8 +1282,19 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint, if it still exists."""
-        load = functools.partial(model_files.load_weights, self, trains_on=False)
-        saving.load_best_model(self.state, lambda folder: self._issue_warnings_after_load(load(folder)))
+        best = self.state.best_model_checkpoint
+        if best is None:
+            logger.warning("No best checkpoint was recorded; keeping the current weights.")
+            return
+        if not Path(best).is_dir():  # not an error, which would lose the result of the training
+            text = "Could not locate the best model at %s: the checkpoint no longer exists. Keeping the last weights."
+            logger.warning(text, best)
+            return
+        logger.info("Loading best model from %s (score: %s).", best, self.state.best_metric)
+        try:
+            self._issue_warnings_after_load(model_files.load_weights(self, best, trains_on=False))
+        except MissingWeightsError as error:
+            logger.warning("Could not locate the best model at %s; keeping the last weights. %s", best, error)
 
     # ---- resuming ----
 

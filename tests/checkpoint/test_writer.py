@@ -42,15 +42,16 @@ def test_what_a_checkpoint_consists_of(background, tmp_path):
     """What is collected is written, and what follows done, in the background's thread if there is one."""
     writer, followed = CheckpointWriter(), []
     writer.owned = OwnedCheckpoints("mine")
-    write = writer.write_in_background if background else writer.write
-    write(
-        tmp_path / "checkpoint-3",
-        collect,
-        step=3,
-        launch=ONE,
-        writes_files=True,
-        then=[lambda folder: followed.append((folder.name, folder.is_dir(), threading.current_thread().name))],
-    )
+    settings = {"step": 3, "launch": ONE, "writes_files": True}
+
+    def follow(folder):
+        followed.append((folder.name, folder.is_dir(), threading.current_thread().name))
+
+    if background:
+        writer.write_in_background(tmp_path / "checkpoint-3", collect, then=follow, **settings)
+    else:
+        writer.write(tmp_path / "checkpoint-3", collect, **settings)
+        follow(tmp_path / "checkpoint-3")
     assert writer.last_step == 3
     writer.wait()
     later = "hf_compat-save" if background else HERE

@@ -13,7 +13,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
-from hf_compat import EarlyStoppingCallback, Trainer, TrainingArguments, default_data_collator, to_lightning
+from hf_compat import EarlyStoppingCallback, Trainer, TrainingArguments, default_data_collator, set_seed, to_lightning
 from hf_compat.errors import NotSupportedError, TrainerSetupError
 from hf_compat.lightning import HFDataModule, HFModule, callbacks
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
@@ -367,3 +367,24 @@ def test_interrupt_reaches_the_user(call, ours, tmp_path):
         method, data = pieces()
     method(module, datamodule=data)
     assert vars(method.__self__).get("_teardown") is None
+
+
+def test_a_run_between_taking_apart_and_the_fit(tmp_path):
+    """The fit of the pieces steps with the strategy of its own ``lightning.Trainer``, whatever ran before."""
+    trainer = Trainer(model(), two_epochs(tmp_path / "one"), train_dataset=TRAIN, eval_dataset=HELD_OUT)
+    lightning_trainer, module, data = to_lightning(trainer)
+    trainer.train()
+    trainer.model.load_state_dict(model().state_dict())
+    trainer.optimizer = trainer.lr_scheduler = None
+    seen = []
+
+    class Watches(lightning.Callback):
+        def on_train_batch_end(self, pl_trainer, *_):
+            seen.append(trainer.lightning_backend.strategy is pl_trainer.strategy)
+
+    lightning_trainer.callbacks.insert(1, Watches())
+    set_seed(trainer.args.seed)
+    lightning_trainer.fit(module, datamodule=data)
+    assert seen
+    assert all(seen)
+    assert ended(trainer) == end_of_train(tmp_path / "two")
