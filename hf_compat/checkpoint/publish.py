@@ -31,7 +31,7 @@ from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, PREFIX_CHECKPOINT_
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.oom_consensus import give_up
-from hf_compat.errors import CheckpointError, CheckpointWriteError
+from hf_compat.errors import CheckpointError, CheckpointWriteError, WriteError
 
 logger = logging.getLogger(__name__)
 
@@ -717,7 +717,7 @@ def _raise_first(failures: Sequence[Exception | None], failure: Exception | None
     """Raise the first rank's failure, if any: ``failure`` itself if it is this rank's."""
     for rank, described in enumerate(failures):
         if described is not None:
-            fits = type(described) is CheckpointError or isinstance(failure, CheckpointWriteError)
+            fits = type(described) is CheckpointError or isinstance(failure, WriteError)
             if failure is not None and rank == collectives.get_rank() and fits:
                 raise failure
             raise described from failure

@@ -231,23 +231,3 @@ def warn_of_lost_steps(loader: object, plan: RunPlan, epoch: int, warn_once: War
             f"the run may end before `max_steps={plan.max_steps}`. Set `TrainingArguments(semantics='corrected')` to "
             "train on all batches of each epoch."
         )
-
-
-class Reloading:
-    """Says when a new train loader is made: every ``epochs`` epochs.
-
-    Args:
-        epochs: Epochs after which the loader is made again.
-    """
-
-    def __init__(self, epochs: int) -> None:
-        self._epochs = epochs
-        self._last: int | None = None
-
-    def is_due(self, epoch: int) -> bool:
-        """Return whether a loader is made as ``epoch`` begins; a run's first has one. It is asked once an epoch."""
-        is_first = self._last is None
-        if self._last is not None and epoch - self._last < self._epochs:
-            return False
-        self._last = epoch
-        return not is_first

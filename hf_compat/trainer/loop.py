@@ -27,8 +27,7 @@ from hf_compat.optim.losses import check_loss
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_override, check_is_module, is_overridden
 from hf_compat.plan import ResumeOffset
-from hf_compat.trainer.loaders import Reloading
-from hf_compat.trainer.optimization import CurrentOptimizer, GradientClipping, LRSchedule
+from hf_compat.trainer.optimization import OptimizerStep
 from hf_compat.trainer.preemption import Preemption
 from hf_compat.trainer.progress import (
     FrozenParameters,
@@ -143,7 +142,7 @@ class UpdateLoop(TrainingLoop):
                 trainer.control = trainer.callback_handler.on_optimizer_step(
                     trainer.args, trainer.state, trainer.control
                 )
-                hooks.schedule.step(trainer)
+                hooks.optimizer.step_schedule(trainer)
                 zero_gradients(trainer.model_wrapped)
                 hooks.progress.count_update(trainer, window, self.steps.completed)
                 if hooks.preemption is not None:
@@ -238,16 +237,16 @@ class RunHooks(IdleHooks):
         self.run, self.trainer, self.loop_settings = run, trainer, settings
         self.start: ResumePosition | None = None
         self.resume = Resume(trainer, run.checkpoint)
-        self.optimizer = CurrentOptimizer(shards_model=run.backend.traits.shards_model)
-        self.clipping = GradientClipping(settings.clip_value)
-        self.schedule = LRSchedule()
+        shards_model = run.backend.traits.shards_model
+        self.optimizer = OptimizerStep(shards_model=shards_model, clip_value=settings.clip_value)
         self.progress = Progress(trainer, counters)
         self.evaluation = TrainingEvaluation(run)
         self.frozen = FrozenParameters(run.warn_once)
         self.saving = CheckpointSaving(run)
         times = settings.evaluation_times
         self.timing = None if times is None else EvaluationTiming(trainer, times)
-        self.reloading = Reloading(settings.reload_every) if settings.reload_every else None
+        self._loaded_at: int | None = None
+        """The epoch whose train loader is read, if new ones are made."""
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
         self._stops = False
         """Whether Lightning's ``should_stop`` is that of the Trainer's ``control``, and no Lightning callback's."""
@@ -310,8 +309,11 @@ class RunHooks(IdleHooks):
         """Begin an epoch; in a resumed one Lightning does not call it, but :meth:`on_train_start` does."""
         assert self.run is not None, "a fit has a run"
         assert self.run.windows is not None, "a fit has windows"
-        if self.reloading is not None and self.reloading.is_due(pl_trainer.current_epoch):
-            self.run.reload()
+        every, epoch = self.loop_settings.reload_every, pl_trainer.current_epoch
+        if every and (self._loaded_at is None or epoch - self._loaded_at >= every):
+            if self._loaded_at is not None:  # else the run's first epoch, which has a loader
+                self.run.reload()
+            self._loaded_at = epoch
         if self._keeps_past:
             self.progress.counters.past = None
         self.run.windows.begin_epoch()
@@ -325,7 +327,7 @@ class RunHooks(IdleHooks):
     ) -> None:
         """Clip the gradients, which a gradient scaler has unscaled."""
         trainer = self.trainer
-        self.clipping.clip(trainer)
+        self.optimizer.clip(trainer)
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
 
     # ---- the end ----
@@ -350,7 +352,7 @@ class RunHooks(IdleHooks):
         assert plan is not None, "a fit has a plan"
         if self.preemption is not None:
             self.preemption.end_training()
-        self.clipping.norm = None  # its memory is not to count as that of the trained model
+        self.optimizer.grad_norm = None  # its memory is not to count as that of the trained model
         output = self.trainer._finalize_training(trial, plan.num_train_samples, self.progress.start_time)
         self.run.set_output(output)
 
@@ -386,9 +388,14 @@ class RunHooks(IdleHooks):
         call_override(
             method,
             "tr_loss grad_norm model trial epoch ignore_keys_for_eval start_time",
-            *(counters.tr_loss, self.clipping.norm, trainer.model_wrapped, counters.trial, pl_trainer.current_epoch),
-            *(self.evaluation.ignore_keys, self.progress.start_time),
-            learning_rate=self.schedule.learning_rate,
+            counters.tr_loss,
+            self.optimizer.grad_norm,
+            trainer.model_wrapped,
+            counters.trial,
+            pl_trainer.current_epoch,
+            self.evaluation.ignore_keys,
+            self.progress.start_time,
+            learning_rate=self.optimizer.learning_rate,
         )
 
     def agree_on_stopping(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:

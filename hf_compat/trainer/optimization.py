@@ -147,19 +147,27 @@ def _check_averages(optimizer: Optimizer) -> None:
             )
 
 
-class CurrentOptimizer:
-    """Has the strategy step ``trainer.optimizer``, which an override or a callback may replace; engines step their own.
+class OptimizerStep:
+    """What is before and after the step of the Trainer's optimizer: clipping, and the schedule.
+
+    The strategy steps ``trainer.optimizer``, which an override or a callback may replace; engines step their own.
 
     Args:
         shards_model: Whether the strategy's wrapper is what accelerate counts as the model.
+        clip_value: Clip each element of the gradients to between minus this and this; None to clip their norm.
 
     Attributes:
         stepped: The Trainer's optimizer when it was last given to the strategy.
+        grad_norm: The gradient norm of the last update step before clipping, which is logged; None if it was not
+            computed.
+        learning_rate: The learning rate of the last optimizer step, which is logged.
     """
 
-    def __init__(self, *, shards_model: bool) -> None:
-        self._shards_model = shards_model
+    def __init__(self, *, shards_model: bool, clip_value: float | None) -> None:
+        self._shards_model, self._clip_value = shards_model, clip_value
         self.stepped: Any = None
+        self.grad_norm: Norm = None
+        self.learning_rate: float | None = None
 
     def give_to(self, trainer: Trainer, strategy: ModelStrategy) -> None:
         """Give the strategy optimizer and schedule: an override that loads their states may have replaced them.
@@ -180,48 +188,24 @@ class CurrentOptimizer:
         for config in strategy.lr_scheduler_configs:
             config.scheduler = trainer.lr_scheduler  # type: ignore[assignment]  # None if the script has set it
 
-
-class GradientClipping:
-    """Clips the gradients to ``max_grad_norm`` with the Trainer's methods.
-
-    Args:
-        clip_value: Clip each element to between minus this and this instead; None for the norm.
-
-    Attributes:
-        norm: The gradient norm of the last update step before clipping, which is logged; None if it was not computed.
-    """
-
-    def __init__(self, clip_value: float | None) -> None:
-        self._clip_value = clip_value
-        self.norm: Norm = None
-
     def clip(self, trainer: Trainer) -> None:
-        """Clip the gradients, and keep their norm."""
+        """Clip the gradients with the Trainer's methods, and keep their norm."""
         model, most = trainer.model_wrapped, trainer.args.max_grad_norm
         if self._clip_value is not None:
-            self.norm = trainer._get_grad_norm(model)
+            self.grad_norm = trainer._get_grad_norm(model)
             clip_grad_value_(model.parameters(), self._clip_value)
             return
-        self.norm = trainer._clip_grad_norm(model) if most is not None and most > 0 else None
+        self.grad_norm = trainer._clip_grad_norm(model) if most is not None and most > 0 else None
         if trainer.semantics.always_logs_grad_norm:
-            self.norm = trainer._get_grad_norm(model, grad_norm=self.norm)
+            self.grad_norm = trainer._get_grad_norm(model, grad_norm=self.grad_norm)
 
+    def step_schedule(self, trainer: Trainer) -> None:
+        """Step the schedule, and keep the learning rate of the step before.
 
-class LRSchedule:
-    """Steps the schedule after each optimizer step.
-
-    A metric-based schedule is stepped by evaluations instead. The schedule is not stepped if the gradient scaler did
-    not call the optimizer, because of an infinite gradient; fused optimizers are always called, as in transformers.
-
-    Attributes:
-        learning_rate: The learning rate of the last optimizer step, which is logged.
-    """
-
-    def __init__(self) -> None:
-        self.learning_rate: float | None = None
-
-    def step(self, trainer: Trainer) -> None:
-        """Step the schedule, and keep the learning rate of the step before."""
+        A metric-based schedule is stepped by evaluations instead. The schedule is not stepped if the gradient scaler
+        did not call the optimizer, because of an infinite gradient; fused optimizers are always called, as in
+        transformers.
+        """
         self.learning_rate = trainer._get_learning_rate()
         scheduler: Any = trainer.lr_scheduler
         if trainer.accelerator.optimizer_step_was_skipped or steps_on_metric(scheduler):

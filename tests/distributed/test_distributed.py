@@ -110,6 +110,7 @@ def finished(tmp_path_factory):
     if Version("5.17") <= HERE_RELEASE:
         own.append("ours:resume_batches_of_equal_cost_later")
     own += ["ours:nodes_with_a_shared_disk", "ours:unknown_error_in_the_background"]
+    own.append("ours:output_folder_becomes_a_file")
     own += ["ours:nodes_without_a_shared_disk", "ours:streams_go_on_at_their_state"]
     own.append("ours:one_batch_is_gathered_as_objects")
     run_scenarios(folder, [*words, *resuming, *own])
@@ -255,6 +256,14 @@ def test_an_error_that_cannot_be_pickled(finished):
     """The process where it happened raises it, the other one tells of it."""
     texts = [outcome(finished, "unknown_error_in_the_background", "ours", rank).results[0]["value"] for rank in (0, 1)]
     assert texts == ["_OwnError: of my own", "CheckpointError: Rank 0 could not save: _OwnError: of my own"]
+
+
+def test_an_output_folder_that_is_gone(finished):
+    """What the first process cannot make or tidy up before a run ends all of them, with its text."""
+    texts = [outcome(finished, "output_folder_becomes_a_file", "ours", rank).results[0]["value"] for rank in (0, 1)]
+    assert [text.split(": ")[0] for text in texts] == ["OutputFolderError", "CheckpointWriteError"]
+    assert "File exists, and it is no folder. Remove the file, or name another folder." in texts[0]
+    assert texts[1] == texts[0].replace("OutputFolderError: ", "CheckpointWriteError: Rank 0 could not write: ")
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,22 @@ def one_global_batch(kit: Kit, *, size: int) -> None:
 
 
 @shared
+def output_folder_becomes_a_file(kit: Kit) -> None:
+    """When the run begins there is a file where the Trainer had made its output folder."""
+    trainer = language_model(kit, fields={"output_dir": f"{kit.output_dir}/taken"})
+    torch.distributed.barrier()
+    if torch.distributed.get_rank() == 0:
+        folder = Path(trainer.args.output_dir)
+        folder.rmdir()
+        folder.write_text("")
+    torch.distributed.barrier()
+    try:
+        trainer.train()
+    except OSError as error:
+        kit.keep("error", f"{type(error).__name__}: {error}")
+
+
+@shared
 def half_a_global_batch(kit: Kit) -> None:
     one_global_batch(kit, size=2)
 
