@@ -433,8 +433,8 @@ def _leaves_out(loader: object) -> bool:
     return isinstance(loader, PreparedDataLoader) and hasattr(loader.dataset, "set_epoch") and not loader.tells_dataset
 
 
-def warn_of_shares_in_shares(loader: object, warn_once: WarnOnce) -> None:
-    """Warn if ``loader`` shares a stream among the ranks that gives each rank a share already."""
+def warn_of_shares_in_shares(loader: object, field: str, warn_once: WarnOnce) -> None:
+    """Warn if ``loader`` shares a stream, of ``field``, among the ranks that gives each rank a share already."""
     stream: Any = getattr(loader, "dataset", None)
     stream = getattr(stream, "unsharded", stream)
     if isinstance(loader, DispatchingDataLoader) or stream is not getattr(loader, "dataset", None):
@@ -442,9 +442,9 @@ def warn_of_shares_in_shares(loader: object, warn_once: WarnOnce) -> None:
         names = [(base.__module__.partition(".")[0], base.__name__) for base in type(stream).__mro__]
         if getattr(config, "world_size", 1) > 1 or {*names} & _STREAMS_WITH_SHARES:
             warn_once(
-                "`train_dataset` gives each rank samples of its own, which are shared among the ranks once more, as in "
-                "transformers: some are never trained on. Pass `Trainer(lightning={"
-                "'use_distributed_sampler': False})` to have each rank read its own, or pass the whole stream."
+                f"`{field}` gives each rank samples of its own, which are shared among the ranks once more, as in "
+                "transformers: some are never read. Pass `Trainer(lightning={'use_distributed_sampler': False})` to "
+                "have each rank read its own, or pass the whole stream."
             )
 
 

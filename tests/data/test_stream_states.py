@@ -199,6 +199,7 @@ def test_a_stream_of_shares_is_not_to_be_shared_again(splits):
     warnings = []
     dispatching = DispatchingDataLoader(stream, split=False, num_processes=2, process_index=0)
     for loader in (dispatching, PreparedDataLoader(stream)):
-        warn_of_shares_in_shares(loader, warnings.append)
+        warn_of_shares_in_shares(loader, "eval_dataset", warnings.append)
     assert len(warnings) == splits
+    assert all(text.startswith("`eval_dataset` gives each rank samples of its own") for text in warnings)
     assert all("use_distributed_sampler" in text for text in warnings)
