@@ -404,8 +404,8 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Number of trainable parameters = {trainable:,}"
 
 
-# Warnings of a run: epochs untold, shares of shares, averages in half precision, changed accumulation, unfrozen
-# parameters, a plateau below zero.
+# Warnings of a run: epochs untold, shares of shares, streams shuffled by the time, averages in half precision, changed
+# accumulation, unfrozen parameters, a plateau below zero.
 
 
 def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -450,6 +450,31 @@ def warn_of_shares_in_shares(loader: object, field: str, warn_once: WarnOnce) ->
 
 _STREAMS_WITH_SHARES = {("litdata", "StreamingDataset"), ("streaming", "StreamingDataset")}
 """Package and name of the streams that look up the rank themselves: litdata's, mosaicml-streaming's."""
+
+
+def warn_of_unseeded_shuffle(loader: object, batches: int, warn_once: WarnOnce) -> None:
+    """Warn if a run goes on after so many ``batches`` of a pass over a ``WebDataset`` that has another order each time.
+
+    Whether other streams have is not known: batches that are read again may differ in what is drawn for them alone.
+    """
+    stream: Any = getattr(loader, "dataset", None)
+    stages = getattr(getattr(stream, "unsharded", stream), "pipeline", ())
+    given = [
+        dict(zip(_OF_SHUFFLE, stage.args, strict=False)) | stage.kw
+        for stage in stages
+        if getattr(getattr(stage, "f", None), "__name__", "") == "_shuffle"  # `detshuffle` has no function
+        and stage.f.__module__ == "webdataset.filters"
+    ]
+    if batches and any(each.get("rng") is None and each.get("seed") is None for each in given):
+        warn_once(
+            "`train_dataset` is a `WebDataset` that is shuffled by the time, in another order than before the "
+            "checkpoint: the rest of this epoch has samples again, and others never. Pass a `seed` to `shuffle`, and "
+            "to `WebDataset` if it shuffles shards."
+        )
+
+
+_OF_SHUFFLE = ("bufsize", "initial", "rng", "seed")
+"""The parameters of webdataset's ``shuffle``, in their order."""
 
 
 def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: WarnOnce) -> None:

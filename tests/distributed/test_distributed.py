@@ -137,7 +137,7 @@ def test_arguments_of_transformers(finished):
 
 
 def test_losses_of_a_model_that_averages(finished):
-    """A loss of a batch is multiplied by the two ranks, as in transformers; corrected, it is that of the ranks apart."""
+    """Losses are multiplied by the two ranks, as in transformers; corrected, they are those of the ranks apart."""
     for rank in (0, 1):
         kept = outcome(finished, "losses_of_a_model_that_averages_corrected", "ours", rank).results
         by_default, apart, corrected = (one["value"] for one in kept)
