@@ -17,7 +17,7 @@ from hf_compat.arguments.derived import epochs_to_train
 from hf_compat.arguments.releases import Semantics
 from hf_compat.data.loader import DispatchingDataLoader, FirstBatches, PreparedDataLoader
 from hf_compat.data.windows import Window
-from hf_compat.errors import ModelError
+from hf_compat.errors import LoaderError, ModelError
 from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import count_parameters
@@ -434,17 +434,26 @@ def _leaves_out(loader: object) -> bool:
 
 
 def warn_of_shares_in_shares(loader: object, field: str, warn_once: WarnOnce) -> None:
-    """Warn if ``loader`` shares a stream, of ``field``, among the ranks that gives each rank a share already."""
+    """Warn if ``loader`` shares a stream, of ``field``, among the ranks that gives each rank a share already.
+
+    Raises:
+        LoaderError: If one rank is to read for all a stream of mosaicml-streaming, which waits for the others to read.
+    """
     stream: Any = getattr(loader, "dataset", None)
     stream = getattr(stream, "unsharded", stream)
     if isinstance(loader, DispatchingDataLoader) or stream is not getattr(loader, "dataset", None):
         config = getattr(stream, "_distributed", None)  # of `datasets`, by `split_dataset_by_node`
-        names = [(base.__module__.partition(".")[0], base.__name__) for base in type(stream).__mro__]
-        if getattr(config, "world_size", 1) > 1 or {*names} & _STREAMS_WITH_SHARES:
+        names = {(base.__module__.partition(".")[0], base.__name__) for base in type(stream).__mro__}
+        remedy = "Pass `Trainer(lightning={'use_distributed_sampler': False})` to have each rank read its own"
+        if ("streaming", "StreamingDataset") in names and isinstance(loader, DispatchingDataLoader):
+            raise LoaderError(
+                f"`{field}` is a `StreamingDataset` of mosaicml-streaming, in which ranks wait for one another, but "
+                f"rank 0 is to read it for all: they would wait for ever. {remedy}."
+            )
+        if getattr(config, "world_size", 1) > 1 or names & _STREAMS_WITH_SHARES:
             warn_once(
                 f"`{field}` gives each rank samples of its own, which are shared among the ranks once more, as in "
-                "transformers: some are never read. Pass `Trainer(lightning={'use_distributed_sampler': False})` to "
-                "have each rank read its own, or pass the whole stream."
+                f"transformers: some are never read. {remedy}, or pass the whole stream."
             )
 
 

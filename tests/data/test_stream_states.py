@@ -9,7 +9,7 @@ from datasets.distributed import split_dataset_by_node
 
 from hf_compat.data.loader import DispatchingDataLoader, PreparedDataLoader
 from hf_compat.data.stream_states import StreamStates
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, LoaderError
 from hf_compat.trainer.progress import warn_of_shares_in_shares, warn_of_unseeded_shuffle
 from tests.support.helpers import WIDTH, Reading
 from tests.support.trainers import seeing_trainer
@@ -205,6 +205,18 @@ def test_a_stream_of_shares_is_not_to_be_shared_again(splits):
     assert len(warnings) == splits
     assert all(text.startswith("`eval_dataset` gives each rank samples of its own") for text in warnings)
     assert all("use_distributed_sampler" in text for text in warnings)
+
+
+def test_a_stream_that_waits_for_all_ranks():
+    """One of mosaicml-streaming is not read by one rank for all; where each reads its own, or all of it, it is."""
+    kind = type("StreamingDataset", (torch.utils.data.IterableDataset,), {"__module__": "streaming.base.dataset"})
+    warnings = []
+    with pytest.raises(LoaderError, match=r"`eval_dataset` is a `StreamingDataset`.*use_distributed_sampler"):
+        warn_of_shares_in_shares(
+            DispatchingDataLoader(kind(), num_processes=2, process_index=0), "eval_dataset", warnings.append
+        )
+    warn_of_shares_in_shares(PreparedDataLoader(kind()), "eval_dataset", warnings.append)
+    assert not warnings
 
 
 def _shuffle(data, bufsize=1000, initial=100, rng=None, seed=None, handler=None):
