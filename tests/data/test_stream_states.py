@@ -209,7 +209,7 @@ def test_a_stream_of_shares_is_not_to_be_shared_again(splits):
 
 def test_a_stream_that_waits_for_all_ranks():
     """One of mosaicml-streaming is not read by one rank for all; where each reads its own, or all of it, it is."""
-    kind = type("StreamingDataset", (torch.utils.data.IterableDataset,), {"__module__": "streaming.base.dataset"})
+    kind = type("StreamingDataset", (CountingStream,), {"__module__": "streaming.base.dataset"})
     warnings = []
     with pytest.raises(LoaderError, match=r"`eval_dataset` is a `StreamingDataset`.*use_distributed_sampler"):
         warn_of_shares_in_shares(

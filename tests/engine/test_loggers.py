@@ -214,9 +214,9 @@ def test_lightning_callbacks_write_to_the_same_run(tmp_path):
     assert seen["other files"] == []
 
 
-@pytest.mark.parametrize("calls", ["predict", "predict train"])
+@pytest.mark.parametrize("calls", ["predict", "predict train", "evaluate", "evaluate evaluate train"])
 def test_event_files_of_calls_outside_of_training(tmp_path, calls):
-    """There are as many as with transformers: a prediction makes neither a file nor a folder."""
+    """There are as many as with transformers: a prediction makes none, evaluations and a training one file."""
     files = {}
     for package in (transformers, hf_compat):
         out = tmp_path / package.__name__ / "out"
