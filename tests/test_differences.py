@@ -737,6 +737,29 @@ def test_resuming_with_another_accumulation(library, before, after, tmp_path):
     assert rest == whole[2 * (before if library is hf_compat else after) :]
 
 
+@pytest.mark.skipif(not IS_5, reason="seen of transformers 5.24")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's, with torch 2.13
+@pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
+def test_a_stateful_loader_with_a_generator(library, tmp_path):
+    """A resumed epoch goes on in the order of torchdata's loader; in transformers in that of one of torch's."""
+    package = pytest.importorskip("torchdata.stateful_dataloader")
+
+    class Own(library.Trainer):
+        def get_train_dataloader(self):
+            given = {"generator": torch.Generator().manual_seed(7), "collate_fn": self.data_collator}
+            return self.accelerator.prepare(package.StatefulDataLoader(self.train_dataset, 2, shuffle=True, **given))
+
+    def seen(folder: Any, checkpoint: Any = None) -> list[list[int]]:
+        args = short_arguments(library, folder, max_steps=5, save_strategy="steps", save_steps=2)
+        trainer = Own(Notes(), args, train_dataset=ListDataset([{"row": number} for number in range(20)]))
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.model.seen
+
+    whole = seen(tmp_path / "whole")
+    rest = seen(tmp_path / "rest", str(tmp_path / "whole" / "out" / "checkpoint-2"))
+    assert (rest == whole[2:]) is (library is hf_compat)
+
+
 PARALLEL = """
 import importlib, sys
 from accelerate.parallelism_config import ParallelismConfig

@@ -39,6 +39,7 @@ from hf_compat.trainer.outputs import (
     note_prediction,
 )
 from hf_compat.trainer.preparing import note_item_count, place_model, prepare_forward, wrap
+from hf_compat.trainer.progress import warn_of_shares_in_shares
 from hf_compat.trainer.run import current_run, prepare_strategy
 
 if TYPE_CHECKING:
@@ -583,6 +584,9 @@ def run_loop(
 ) -> EvalLoopOutput:
     """Run one pass over ``dataloader`` with a session of class ``kind``; return its output."""
     loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+    warn_of_shares_in_shares(
+        dataloader, "test_dataset" if description == "Prediction" else "eval_dataset", trainer.warn_once
+    )
     dataloader = _limited(trainer, dataloader, description)
     check_even(dataloader, awaited="outputs")
     if not trainer.args.eval_use_gather_object:

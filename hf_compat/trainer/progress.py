@@ -17,7 +17,7 @@ from hf_compat.arguments.derived import epochs_to_train
 from hf_compat.arguments.releases import Semantics
 from hf_compat.data.loader import DispatchingDataLoader, FirstBatches, PreparedDataLoader
 from hf_compat.data.windows import Window
-from hf_compat.errors import ModelError
+from hf_compat.errors import LoaderError, ModelError
 from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import count_parameters
@@ -403,8 +403,8 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Number of trainable parameters = {trainable:,}"
 
 
-# Warnings of a run: epochs untold, shares of shares, averages in half precision, changed accumulation, unfrozen
-# parameters, a plateau below zero.
+# Warnings of a run: epochs untold, shares of shares, streams shuffled by the time, averages in half precision, changed
+# accumulation, unfrozen parameters, a plateau below zero.
 
 
 def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -432,23 +432,57 @@ def _leaves_out(loader: object) -> bool:
     return isinstance(loader, PreparedDataLoader) and hasattr(loader.dataset, "set_epoch") and not loader.tells_dataset
 
 
-def warn_of_shares_in_shares(loader: object, warn_once: WarnOnce) -> None:
-    """Warn if ``loader`` shares a stream among the ranks that gives each rank a share already."""
+def warn_of_shares_in_shares(loader: object, field: str, warn_once: WarnOnce) -> None:
+    """Warn if ``loader`` shares a stream, of ``field``, among the ranks that gives each rank a share already.
+
+    Raises:
+        LoaderError: If one rank is to read for all a stream of mosaicml-streaming, which waits for the others to read.
+    """
     stream: Any = getattr(loader, "dataset", None)
     stream = getattr(stream, "unsharded", stream)
     if isinstance(loader, DispatchingDataLoader) or stream is not getattr(loader, "dataset", None):
         config = getattr(stream, "_distributed", None)  # of `datasets`, by `split_dataset_by_node`
-        names = [(base.__module__.partition(".")[0], base.__name__) for base in type(stream).__mro__]
-        if getattr(config, "world_size", 1) > 1 or {*names} & _STREAMS_WITH_SHARES:
+        names = {(base.__module__.partition(".")[0], base.__name__) for base in type(stream).__mro__}
+        remedy = "Pass `Trainer(lightning={'use_distributed_sampler': False})` to have each rank read its own"
+        if ("streaming", "StreamingDataset") in names and isinstance(loader, DispatchingDataLoader):
+            raise LoaderError(
+                f"`{field}` is a `StreamingDataset` of mosaicml-streaming, in which ranks wait for one another, but "
+                f"rank 0 is to read it for all: they would wait for ever. {remedy}."
+            )
+        if getattr(config, "world_size", 1) > 1 or names & _STREAMS_WITH_SHARES:
             warn_once(
-                "`train_dataset` gives each rank samples of its own, which are shared among the ranks once more, as in "
-                "transformers: some are never trained on. Pass `Trainer(lightning={"
-                "'use_distributed_sampler': False})` to have each rank read its own, or pass the whole stream."
+                f"`{field}` gives each rank samples of its own, which are shared among the ranks once more, as in "
+                f"transformers: some are never read. {remedy}, or pass the whole stream."
             )
 
 
 _STREAMS_WITH_SHARES = {("litdata", "StreamingDataset"), ("streaming", "StreamingDataset")}
 """Package and name of the streams that look up the rank themselves: litdata's, mosaicml-streaming's."""
+
+
+def warn_of_unseeded_shuffle(loader: object, batches: int, warn_once: WarnOnce) -> None:
+    """Warn if a run goes on after so many ``batches`` of a pass over a ``WebDataset`` that has another order each time.
+
+    Whether other streams have is not known: batches that are read again may differ in what is drawn for them alone.
+    """
+    stream: Any = getattr(loader, "dataset", None)
+    stages = getattr(getattr(stream, "unsharded", stream), "pipeline", ())
+    given = [
+        dict(zip(_OF_SHUFFLE, stage.args, strict=False)) | stage.kw
+        for stage in stages
+        if getattr(getattr(stage, "f", None), "__name__", "") == "_shuffle"  # `detshuffle` has no function
+        and stage.f.__module__ == "webdataset.filters"
+    ]
+    if batches and any(each.get("rng") is None and each.get("seed") is None for each in given):
+        warn_once(
+            "`train_dataset` is a `WebDataset` that is shuffled by the time, in another order than before the "
+            "checkpoint: the rest of this epoch has samples again, and others never. Pass a `seed` to `shuffle`, and "
+            "to `WebDataset` if it shuffles shards."
+        )
+
+
+_OF_SHUFFLE = ("bufsize", "initial", "rng", "seed")
+"""The parameters of webdataset's ``shuffle``, in their order."""
 
 
 def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: WarnOnce) -> None:

@@ -50,6 +50,7 @@ from hf_compat.trainer.progress import (
     count_train_tokens,
     warn_of_rounded_average,
     warn_of_shares_in_shares,
+    warn_of_unseeded_shuffle,
     warn_of_untold_epochs,
 )
 from hf_compat.trainer.resume import check_start, without_extra_step
@@ -343,7 +344,8 @@ class TrainingRun:
         if start is not None:
             self.trainer.state.max_steps, self.trainer.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
         warn_of_untold_epochs(loader, loader if start is None else start.rest, self.trainer.semantics, self.warn_once)
-        warn_of_shares_in_shares(loader, self.warn_once)
+        warn_of_shares_in_shares(loader, "train_dataset", self.warn_once)
+        warn_of_unseeded_shuffle(loader, 0 if start is None else start.batches, self.warn_once)
         warn_of_rounded_average(self.trainer.model, averages_weights(self.backend.callbacks), self.warn_once)
         warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self.warn_once)
         plan = without_extra_step(self.trainer, plan, 0 if start is None else start.epoch, self.warn_once)

@@ -96,8 +96,9 @@ class _Marks:
 
 
 def _above_plain(steps: list[float]) -> float:
-    plain = [step for number, step in enumerate(steps, 1) if number % SAVE_STEPS]
-    return 1e3 * (min(steps[SAVE_STEPS - 1 :: SAVE_STEPS]) - statistics.median(plain))
+    """Return what a step with a checkpoint takes more than those before it: the machine may be faster elsewhere."""
+    last = range(SAVE_STEPS - 1, len(steps), SAVE_STEPS)
+    return 1e3 * min(steps[end] - statistics.median(steps[end - SAVE_STEPS + 1 : end]) for end in last)
 
 
 def _stall(package: Any, folder: str, model: Any, words: Collection[str], **settings: Any) -> Stall:

@@ -1,5 +1,7 @@
 """Streams that say where they are go on there."""
 
+from types import SimpleNamespace
+
 import datasets
 import pytest
 import torch
@@ -7,8 +9,8 @@ from datasets.distributed import split_dataset_by_node
 
 from hf_compat.data.loader import DispatchingDataLoader, PreparedDataLoader
 from hf_compat.data.stream_states import StreamStates
-from hf_compat.errors import CheckpointError
-from hf_compat.trainer.progress import warn_of_shares_in_shares
+from hf_compat.errors import CheckpointError, LoaderError
+from hf_compat.trainer.progress import warn_of_shares_in_shares, warn_of_unseeded_shuffle
 from tests.support.helpers import WIDTH, Reading
 from tests.support.trainers import seeing_trainer
 
@@ -199,6 +201,46 @@ def test_a_stream_of_shares_is_not_to_be_shared_again(splits):
     warnings = []
     dispatching = DispatchingDataLoader(stream, split=False, num_processes=2, process_index=0)
     for loader in (dispatching, PreparedDataLoader(stream)):
-        warn_of_shares_in_shares(loader, warnings.append)
+        warn_of_shares_in_shares(loader, "eval_dataset", warnings.append)
     assert len(warnings) == splits
+    assert all(text.startswith("`eval_dataset` gives each rank samples of its own") for text in warnings)
     assert all("use_distributed_sampler" in text for text in warnings)
+
+
+def test_a_stream_that_waits_for_all_ranks():
+    """One of mosaicml-streaming is not read by one rank for all; where each reads its own, or all of it, it is."""
+    kind = type("StreamingDataset", (CountingStream,), {"__module__": "streaming.base.dataset"})
+    warnings = []
+    with pytest.raises(LoaderError, match=r"`eval_dataset` is a `StreamingDataset`.*use_distributed_sampler"):
+        warn_of_shares_in_shares(
+            DispatchingDataLoader(kind(), num_processes=2, process_index=0), "eval_dataset", warnings.append
+        )
+    warn_of_shares_in_shares(PreparedDataLoader(kind()), "eval_dataset", warnings.append)
+    assert not warnings
+
+
+def _shuffle(data, bufsize=1000, initial=100, rng=None, seed=None, handler=None):
+    """What webdataset has by this name; without a generator and a seed it shuffles by the time."""
+
+
+@pytest.mark.parametrize(
+    ("stages", "warns"),
+    [
+        ([((10,), {})], True),
+        ([((3,), {"seed": 7}), ((10, 5), {"initial": 5})], True),
+        ([((3,), {"seed": 7}), ((10,), {"seed": 0})], False),
+        ([((10, 5, None, 0), {})], False),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_a_web_dataset_that_shuffles_by_the_time(stages, warns, monkeypatch):
+    """A run that goes on within a pass warns of an order that is never the same, and not of one with a seed."""
+    monkeypatch.setattr(_shuffle, "__module__", "webdataset.filters")
+    stream = CountingStream()
+    stream.pipeline = [SimpleNamespace(f=_shuffle, args=args, kw=keywords) for args, keywords in stages]
+    warnings = []
+    for batches in (0, 3):
+        warn_of_unseeded_shuffle(PreparedDataLoader(stream), batches, warnings.append)
+    assert len(warnings) == warns
+    assert all("Pass a `seed` to `shuffle`" in text for text in warnings)

@@ -35,6 +35,7 @@ QUICK = (
     "settings_of_the_wrapper",
     "objects_are_gathered",
     "half_a_global_batch",
+    "losses_of_a_model_that_averages",
     "outputs_have_the_loss",
     "reductions_are_counted",
     "members_of_the_accelerator",
@@ -112,7 +113,8 @@ def finished(tmp_path_factory):
     own += ["ours:nodes_with_a_shared_disk", "ours:unknown_error_in_the_background"]
     own.append("ours:output_folder_becomes_a_file")
     own += ["ours:nodes_without_a_shared_disk", "ours:streams_go_on_at_their_state"]
-    own.append("ours:one_batch_is_gathered_as_objects")
+    own += ["ours:one_batch_is_gathered_as_objects", "ours:losses_of_a_model_that_averages_corrected"]
+    own += [f"{library}:parameters_without_gradients" for library in ("upstream", "ours")]
     run_scenarios(folder, [*words, *resuming, *own])
     return folder
 
@@ -133,6 +135,27 @@ def test_scenario(finished, name):
 def test_arguments_of_transformers(finished):
     """Our Trainer takes transformers' own arguments, which have let the processes find each other."""
     check(finished, "settings_of_the_wrapper", "mixed")
+
+
+def test_losses_of_a_model_that_averages(finished):
+    """Losses are multiplied by the two ranks, as in transformers; corrected, they are those of the ranks apart."""
+    for rank in (0, 1):
+        kept = outcome(finished, "losses_of_a_model_that_averages_corrected", "ours", rank).results
+        by_default, apart, corrected = (one["value"] for one in kept)
+        assert corrected == apart
+        assert by_default == pytest.approx({name: 2 * value for name, value in apart.items()}, rel=1e-3)
+
+
+def test_parameters_without_gradients(finished):
+    """Torch's error is that of transformers, with a note that says which field to set."""
+    for rank in (0, 1):
+        theirs, ours = (
+            {one["name"]: one["value"] for one in outcome(finished, "parameters_without_gradients", who, rank).results}
+            for who in ("upstream", "ours")
+        )
+        assert ours["error"] == theirs["error"]
+        assert theirs["error"][1].startswith("Expected to have finished reduction in the prior iteration")
+        assert any("Set `ddp_find_unused_parameters=True`" in note for note in ours["notes"])
 
 
 def test_uneven_training_is_refused(finished):

@@ -389,6 +389,59 @@ def uneven_evaluation_is_refused(kit: Kit) -> None:
             kit.keep(name, str(error))
 
 
+class _Averages(nn.Module):
+    """Takes the number of items in an update step, and averages its loss over a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(helpers.WIDTH, helpers.CLASSES)
+        nn.init.eye_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, features: torch.Tensor, labels: torch.Tensor, **given: Any) -> dict[str, torch.Tensor]:
+        logits = self.layer(features)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@shared
+def losses_of_a_model_that_averages(kit: Kit, *settings: str) -> None:
+    """Losses in training and evaluation, multiplied by the ranks or not."""
+    for name, fields in {
+        "by default": {},
+        "apart": {"average_tokens_across_devices": False},
+        **{wish: {"semantics": wish} for wish in settings},
+    }.items():
+        fields = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no", **fields}
+        trainer = plain(kit, model=kit.model(_Averages), fields=fields)
+        trainer.train()
+        log = {key: value for key, value in trainer.state.log_history[0].items() if key in ("loss", "grad_norm")}
+        kit.keep(name, {**log, "eval_loss": trainer.evaluate()["eval_loss"]})
+
+
+@shared
+def losses_of_a_model_that_averages_corrected(kit: Kit) -> None:
+    losses_of_a_model_that_averages(kit, "corrected")
+
+
+class _PartlyUsed(helpers.PlainModel):
+    """Has a layer that its loss does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(1, 1)
+
+
+@shared
+def parameters_without_gradients(kit: Kit) -> None:
+    """The second forward pass is an error of torch's."""
+    trainer = plain(kit, model=kit.model(_PartlyUsed), fields={"ddp_find_unused_parameters": False, "max_steps": 2})
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        kit.keep("error", [type(error).__name__, str(error)])
+        kit.keep("notes", getattr(error, "__notes__", []))
+
+
 def _seeing(kit: Kit, seen: list[list[int]]) -> Any:
     """Return a Trainer that appends to ``seen`` the numbers in each batch."""
 

@@ -330,28 +330,18 @@ def tensor_parallel_strategy(
     It splits the model by its plan: parameters in the plan are DTensors, the others are replicated. With a
     data-parallel size above 1 all are sharded too, as with FSDP version 2.
     """
-    settings = process_layout.fsdp or FsdpSettings(version=2)
     dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-    corrected = resolve_semantics(args.semantics).corrected
 
-    def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    def split(model: nn.Module, mesh: DeviceMesh) -> bool:
         if is_split(model):
-            return
+            return False
         broadcast_from_rank0(model, device, upcast=dtype is not None)
         split_model(model, mesh[TENSOR_PARALLEL])
-        if sharding_mesh(mesh).size() > 1:
-            shard_model(
-                model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=corrected
-            )
+        return sharding_mesh(mesh).size() > 1
 
-    return DeviceMeshStrategy(
-        process_layout,
-        device,
-        shard=shard,
-        saves_sharded=settings.state_dict_type != "full",
-        keeps_evaluated=not corrected,
-    )
+    settings = process_layout.fsdp or FsdpSettings(version=2)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    return _sharding_strategy(process_layout, device, args, settings, precision, split)
 
 
 # FSDP version 2: the model's parameters sharded over ranks by torch's `fully_shard`.
@@ -366,10 +356,24 @@ def fsdp2_strategy(
     dtype = computing_dtype(args.mixed_precision, device)
     # As accelerate: units return the dtype that they compute in, the loss included, and no autocast is around them.
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
+    return _sharding_strategy(
+        process_layout, device, args, settings, precision, lambda model, mesh: not isinstance(model, FSDPModule)
+    )
+
+
+def _sharding_strategy(
+    process_layout: ProcessLayout,
+    device: torch.device,
+    args: TrainingArguments,
+    settings: FsdpSettings,
+    precision: MixedPrecisionPolicy,
+    prepare: Callable[[nn.Module, DeviceMesh], bool],
+) -> DeviceMeshStrategy:
+    """Return the strategy that shards a model by FSDP 2 if ``prepare`` says so, which is called with it first."""
     corrected = resolve_semantics(args.semantics).corrected
 
     def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-        if not isinstance(model, FSDPModule):
+        if prepare(model, mesh):
             shard_model(
                 model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=corrected
             )

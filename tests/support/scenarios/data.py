@@ -423,16 +423,29 @@ class _ByEpoch(helpers.ListDataset):
         return 8 + 4 * self.epoch
 
 
-@scenario()
-def data_that_grows_by_its_epoch(kit: Kit) -> None:
-    """Before transformers 5.0 it is told the epoch ahead of ``on_epoch_begin``, and asked for its length then."""
-    seen: list[int] = []
+def _growing_by_epoch(kit: Kit, told: list[int], **fields: Any) -> Any:
+    """Return a Trainer whose data is longer in each epoch; ``told`` gets the epochs that ``on_epoch_begin`` finds."""
 
     class Looks(kit.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-            seen.append(data.epoch)
+            told.append(data.epoch)
 
     data = _ByEpoch(helpers.token_rows(20))
-    fields = {**ACCUMULATION, "num_train_epochs": 3, "logging_steps": 1}
-    train(kit, language_model(kit, fields=fields, train_dataset=data, callbacks=[Looks()]))
-    kit.keep("seen", seen)
+    fields = {**ACCUMULATION, "num_train_epochs": 3, "logging_steps": 1, **fields}
+    return language_model(kit, fields=fields, train_dataset=data, callbacks=[Looks()])
+
+
+@scenario()
+def data_that_grows_by_its_epoch(kit: Kit) -> None:
+    """Before transformers 5.0 it is told the epoch ahead of ``on_epoch_begin``, and asked for its length then."""
+    told: list[int] = []
+    train(kit, _growing_by_epoch(kit, told))
+    kit.keep("told", told)
+
+
+@scenario(warns="has a `set_epoch`", warns_since="5.0")
+def resume_data_that_grows_by_its_epoch(kit: Kit) -> None:
+    """Before transformers 5.0 the rest of an epoch is as long as that epoch."""
+    told: list[int] = []
+    resume(kit, lambda each: _growing_by_epoch(each, told, **SAVING), 3)
+    kit.keep("told", told)
