@@ -211,8 +211,8 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
         OverrideError: If that returns no context.
     """
     method = trainer.compute_loss_context_manager
-    is_plain = trainer.semantics.leaves_loss_out_of_cpu_autocast or not has_cpu_autocast(trainer)
-    if is_plain and not is_overridden(method) and not is_overridden(trainer.autocast_smart_context_manager):
+    overridden = is_overridden(method) or is_overridden(trainer.autocast_smart_context_manager)
+    if not overridden and not has_cpu_autocast(trainer):
         return NO_CONTEXT
     context = method()
     check_is_context(context, "compute_loss_context_manager")
@@ -329,10 +329,7 @@ def share(trainer: Trainer, inputs: dict[str, Any]) -> Shared:
     Raises:
         DataError: If the sequences cannot be shared.
     """
-    size = trainer.get_cp_size()
-    if size == 1:
-        return contextlib.nullcontext, inputs
-    _check(inputs, size)
+    _check(inputs, trainer.get_cp_size())
     inputs = dict(inputs)
     if inputs.get("shift_labels") is None and inputs.get("labels") is not None:
         inputs["shift_labels"] = shifted_labels(inputs["labels"])
