@@ -29,7 +29,8 @@ from hf_compat.distributed.launch import BY_TRAINER, OWN_MARK, Launch, is_launch
 from hf_compat.distributed.processes import choose_backend, process_group
 from hf_compat.engine.internals.strategies import start_processes
 from hf_compat.engine.keywords import named, naming_variables, user_plugins
-from hf_compat.engine.ring_attention import DATA_PARALLEL, LOSSES, context_parallel_limits, create_device_mesh
+from hf_compat.engine.rank_mesh import DATA_PARALLEL, LOSSES, create_device_mesh
+from hf_compat.engine.ring_attention import context_parallel_limits
 from hf_compat.engine.strategies.choice import (
     STRATEGY_TRAITS,
     StrategyChoice,

@@ -20,7 +20,8 @@ from hf_compat.arguments.process_facts import uses_cpu_amp
 from hf_compat.arguments.releases import effective_args
 from hf_compat.data.sequence_shards import shifted_labels
 from hf_compat.distributed import collectives
-from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, whole_sequences
+from hf_compat.engine.rank_mesh import CONTEXT_PARALLEL
+from hf_compat.engine.ring_attention import whole_sequences
 from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
 from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm, unwrap_peft
 from hf_compat.nested import Nested, map_nested

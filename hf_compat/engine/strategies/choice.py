@@ -48,7 +48,8 @@ from hf_compat.engine.internals.strategies import (
 from hf_compat.engine.keywords import user_plugins
 from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import FullPrecision
-from hf_compat.engine.ring_attention import TENSOR_PARALLEL, context_parallel_limits, float16_problem
+from hf_compat.engine.rank_mesh import TENSOR_PARALLEL
+from hf_compat.engine.ring_attention import context_parallel_limits
 from hf_compat.engine.strategies.deepspeed_engine import sequence_parallel_limits
 from hf_compat.engine.strategy_table import (
     ABSTRACT,
@@ -135,7 +136,7 @@ def fsdp_limits(request: StrategyRequest) -> list[str]:
     """Return a message for each argument that is not supported with FSDP, or with tensor parallelism."""
     args, settings, problems = request.args, request.fsdp, list[str]()
     if request.sizes.tp > 1 and args.mixed_precision == "fp16":
-        problems.append(float16_problem(f"`tp_size={request.sizes.tp}`"))
+        problems.append(_float16_problem(f"`tp_size={request.sizes.tp}`"))
     if settings is None:  # tensor parallelism only
         return problems
     problems += node_limits(args)
@@ -159,8 +160,16 @@ def presharded_limits(request: StrategyRequest) -> list[str]:
     problems = [*_divided_heads(request.model, sizes["tp_size"])]
     if request.args.mixed_precision == "fp16" and max(sizes.values()) > 1:
         split = " and ".join(f"`{name}={size}`" for name, size in sizes.items() if size > 1)
-        problems.append(float16_problem(f"a model that was loaded with {split}"))
+        problems.append(_float16_problem(f"a model that was loaded with {split}"))
     return problems
+
+
+def _float16_problem(split: str) -> str:
+    """Return the message that float16 is not supported with the sizes in ``split``, by which parameters are split."""
+    return (
+        f"`fp16=True` is not supported with {split}: gradients on several device meshes are not unscaled before they "
+        "are clipped. Set `bf16=True` instead."
+    )
 
 
 def _divided_heads(model: nn.Module | None, size: int) -> Iterator[str]:

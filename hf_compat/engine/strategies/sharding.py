@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from hf_compat.arguments.fsdp import FsdpSettings
-from hf_compat.engine.ring_attention import TENSOR_PARALLEL
+from hf_compat.engine.rank_mesh import TENSOR_PARALLEL
 from hf_compat.errors import HFCompatWarning, ModelError, TrainerSetupError
 from hf_compat.model_facts import indivisible_heads
 
