@@ -62,17 +62,6 @@ class ParameterNames:
         raise ValueError(f"not the names of parameters: {saved!r:.200}")
 
 
-_SETTINGS = {
-    "clip_threshold": "Adafactor",
-    "amsgrad": "Adam or AdamW",
-    "nesterov": "SGD",
-    "centered": "RMSprop",
-    "lr_decay": "Adagrad",
-    "rho": "Adadelta",
-}
-"""A setting in a state dict's groups to the optimizer that has it."""
-
-
 def parameter_names(optimizer: object, model: nn.Module) -> ParameterNames | None:
     """Return the names of ``model``'s parameters and ``optimizer``'s; None if it has no groups, or updates others."""
     if not hasattr(optimizer, "param_groups"):
@@ -132,19 +121,6 @@ def load_errors(optimizer: Optimizer, folder: Path) -> Iterator[None]:
             f"`{source}` does not fit this run's {type(optimizer).__name__}: {error or type(error).__name__}. Resume "
             "with the model and arguments that the checkpoint was written with."
         ) from error
-
-
-def other_optimizer(error: KeyError, optimizer: Optimizer) -> Iterator[str]:
-    """Yield whose state ``optimizer`` has loaded, if it lacks a setting of its own, which ``error`` of a step names."""
-    key, group = error.args[0] if error.args else None, optimizer.param_groups[0]
-    if key not in optimizer.defaults or key in group:
-        return
-    foreign = group.keys() - optimizer.defaults.keys()
-    was = next((kind for setting, kind in _SETTINGS.items() if setting in foreign), "another optimizer")
-    yield (
-        f"`optim`: the checkpoint has the state of {was}, but this run has {type(optimizer).__name__}, which needs "
-        f"{key!r}. Resume with the optimizer that it was written with, or start a new run from its weights."
-    )
 
 
 def load_optimizer_state(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
