@@ -486,8 +486,8 @@ def save_rng_state(
     put(CheckpointFile(torch.save, rng_state(distributed=distributed), path, copy=as_it_is))
 
 
-def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> bool:
-    """Set the global generators to the states in ``folder``; return whether there were any for ``rank``.
+def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> None:
+    """Set the global generators to the states in ``folder``; warn if there are none for ``rank``.
 
     Raises:
         CheckpointError: If the file cannot be read or contains something else.
@@ -495,7 +495,7 @@ def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size:
     path = Path(folder, rng_state_name(rank, world_size))
     if not path.is_file():
         logger.warning("`%s` is missing: random numbers will differ from those of an uninterrupted run.", path)
-        return False
+        return
     state = load_trusted(path)
     try:
         set_rng_state(state)
@@ -503,7 +503,6 @@ def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size:
         raise CheckpointError.also(type(error))(
             f"`{path}` does not hold random states: {error or type(error).__name__}."
         ) from error
-    return True
 
 
 # `CheckpointReader`: the checkpoint that a run resumes from, each of whose files is read once.
@@ -609,14 +608,6 @@ class CheckpointReader:
         """
         path = self.folder / file_name
         return load_trusted(path) if path.is_file() else None
-
-    def restore_rng(self, rank: int, world_size: int) -> bool:
-        """Restore the random states of ``rank``; return whether there are any.
-
-        Raises:
-            CheckpointError: If the file cannot be read or contains something else.
-        """
-        return load_rng_state(self.folder, rank=rank, world_size=world_size)
 
     def drop_caches(self) -> None:
         """Free the cached content; later calls read the files again."""

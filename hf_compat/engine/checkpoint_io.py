@@ -264,7 +264,7 @@ def _load_states(kept: dict[str, Any], point: CheckpointReader, strategy: Strate
         state = point.read(names.SCALER_NAME)
         if state is not None:
             kept[type(strategy.precision_plugin).__qualname__] = state
-    point.restore_rng(0, 1)
+    states.load_rng_state(point.folder)
     if not kept["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
         _module(strategy).trainer.callbacks.append(_RestoreRandomState(states.rng_state()))  # type: ignore[attr-defined]
 
