@@ -1,4 +1,4 @@
-"""What a Trainer refuses of Lightning's strategies, with the reason; and which strategies are Ray's."""
+"""Lightning's strategies that a Trainer refuses, with the reasons; and Ray's, which it takes as they are."""
 
 from __future__ import annotations
 

@@ -405,7 +405,7 @@ def _control(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[
 
 
 def _optimizer(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
-    """Yield whose state the optimizer has loaded, if it lacks a setting of its own, which a step asked for."""
+    """Yield whose state the optimizer has loaded, if it lacks a setting of its own, which a step needs."""
     optimizer = unwrap_optimizer(trainer.optimizer)
     if not isinstance(error, KeyError) or optimizer is None:
         return
