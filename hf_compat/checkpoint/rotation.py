@@ -57,10 +57,6 @@ class OwnedCheckpoints:
         """Return the ledger after ``checkpoint`` was saved."""
         return replace(self, saved=self.saved | {checkpoint.resolve()})
 
-    def owns(self, checkpoint: Path) -> bool:
-        """Return whether the run may delete ``checkpoint``."""
-        return self.wrote(checkpoint) or checkpoint.resolve() in self.adopted
-
     def wrote(self, checkpoint: Path) -> bool:
         """Return whether the run wrote ``checkpoint``: this process, or by its marker."""
         return checkpoint.resolve() in self.saved or _run_id(checkpoint) == self.run_id
@@ -187,7 +183,7 @@ def _owned(folder: str | os.PathLike[str], owned: OwnedCheckpoints | None) -> li
 def _is_owned(checkpoint: Path, owned: OwnedCheckpoints | None) -> bool:
     if owned is not None and owned.wrote(checkpoint):
         return True  # also what somebody deleted files of, which would fill the disk
-    return (owned is None or owned.owns(checkpoint)) and is_complete(checkpoint)
+    return (owned is None or checkpoint.resolve() in owned.adopted) and is_complete(checkpoint)
 
 
 def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> None:
