@@ -1,4 +1,4 @@
-"""The error classes of hf_compat, and ``require_package`` for optional packages.
+"""The error classes of hf_compat, warnings at the user's line, and ``require_package`` for optional packages.
 
     HFCompatError
     ├── ArgumentsError (ValueError)            fields of one TrainingArguments that contradict each other
@@ -46,9 +46,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
+import warnings
 from collections.abc import Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Self
 
 
@@ -94,6 +96,25 @@ def _rebuild(kind: Any, others: tuple[type[BaseException], ...], args: tuple[Any
 
 class HFCompatWarning(UserWarning):
     """A warning about behaviour that may not be intended, and what to set instead."""
+
+
+_BETWEEN = ("hf_compat", "lightning", "torch", "contextlib", "functools")
+"""Packages whose functions may lie between a script and the place in this package that warns."""
+
+
+def warn_user(message: str, category: type[Warning] = HFCompatWarning) -> None:
+    """Warn of ``message`` at the line of the script that has called hf_compat, however far from it that is."""
+    frame: Any = inspect.currentframe()
+    while frame.f_back is not None and _is_between(frame):
+        frame = frame.f_back
+    script, line = frame.f_globals, frame.f_lineno
+    registry = script.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, line, script.get("__name__"), registry)
+
+
+def _is_between(frame: FrameType) -> bool:
+    is_of_dataclass = (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "__init__")
+    return is_of_dataclass or frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN
 
 
 class ArgumentsError(HFCompatError, ValueError):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hf_compat.errors import HFCompatWarning, OverrideError, TrainerSetupError, described
+from hf_compat.errors import OverrideError, TrainerSetupError, described, warn_user
 
 _LOOP = "Lightning runs the loop; override `training_step` or `_maybe_log_save_evaluate`, or add a callback"
 _PARALLEL = "hf_compat's strategies do this; remove the method, or pass a strategy in `lightning={'strategy': ...}`"
@@ -140,15 +139,10 @@ class WarnOnce:
     def __init__(self) -> None:
         self._messages: set[str] = set()
 
-    def __call__(self, message: str, *, stacklevel: int = 2) -> None:
-        """Warn of ``message``, a ``HFCompatWarning``, unless that was done before.
-
-        Args:
-            message: What to say.
-            stacklevel: Whose line the warning names, counted as ``warnings.warn`` does: 2 is the caller's.
-        """
+    def __call__(self, message: str) -> None:
+        """Warn of ``message``, a ``HFCompatWarning`` at the user's line, unless that was done before."""
         if self._is_new(message):
-            warnings.warn(message, HFCompatWarning, stacklevel=stacklevel)
+            warn_user(message)
 
     def in_log(self, log: logging.Logger, message: str) -> None:
         """Warn of ``message`` in ``log``, whose level decides whether it is seen, unless that was done before."""

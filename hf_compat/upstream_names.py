@@ -180,7 +180,7 @@ class ModuleWithDefaults(ModuleType):
         before = vars(self).get(name)
         is_read = isinstance(before, str) or (isinstance(before, FunctionType | type) and _is_of_libraries(before))
         if is_read and not _is_of_libraries(value) and _package(self) == "transformers" and name not in _TAKEN:
-            _warn_once(_NO_EFFECT.format(f"{self.__name__}.{name}"), stacklevel=3)
+            _warn_once(_NO_EFFECT.format(f"{self.__name__}.{name}"))
         super().__setattr__(name, value)
 
 

@@ -30,7 +30,8 @@ from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import DistributedType, ProcessState, RunState
 from hf_compat.engine.moving import has_device_map
 from hf_compat.engine.precision import ForwardMixedPrecision, set_scaler, without_autocast
-from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, shared_sequences
+from hf_compat.engine.rank_mesh import CONTEXT_PARALLEL
+from hf_compat.engine.ring_attention import shared_sequences
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import NotSupportedError
 from hf_compat.memory import free_memory

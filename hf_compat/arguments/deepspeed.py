@@ -9,7 +9,6 @@ import importlib.util
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from hf_compat.arguments.problems import Problem
 from hf_compat.arguments.releases import Semantics, resolve_semantics
 from hf_compat.distributed.processes import import_deepspeed, prepare_process
 from hf_compat.environment import is_yes
-from hf_compat.errors import ArgumentsError, HFCompatWarning, require_package
+from hf_compat.errors import ArgumentsError, require_package, warn_user
 
 if TYPE_CHECKING:
     import torch
@@ -598,7 +597,7 @@ class DeepSpeedPlugin:
         if requested and not is_zero3:
             stage = f"the ZeRO stage is {self.zero_stage}"
             text = f"ACCELERATE_DEEPSPEED_ZERO3_INIT has no effect: {stage}, and only stage 3 partitions models."
-            warnings.warn(text, HFCompatWarning, stacklevel=4)
+            warn_user(text)
         return requested and is_zero3
 
     def is_auto(self, ds_key_long: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
@@ -18,7 +17,7 @@ from hf_compat.arguments.enums import ExplicitEnum, FSDPOption
 from hf_compat.arguments.parser import LibraryField
 from hf_compat.arguments.problems import OneOf, ValidValues
 from hf_compat.arguments.releases import SINCE, Semantics, effective_args
-from hf_compat.errors import HFCompatWarning
+from hf_compat.errors import warn_user
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -275,8 +274,7 @@ ALIASES: tuple[Alias, ...] = (
 
 
 def _warn(old: str, new: str) -> None:
-    # The user's line is shown: below it are ``__init__``, ``__post_init__``, two of resolving and two of this module.
-    warnings.warn(f"`{old}` is deprecated: use `{new}`.", FutureWarning, stacklevel=7)
+    warn_user(f"`{old}` is deprecated: use `{new}`.", FutureWarning)
 
 
 def _warn_of_loser(args: TrainingArguments, loser: str, winner: str) -> None:
@@ -286,7 +284,7 @@ def _warn_of_loser(args: TrainingArguments, loser: str, winner: str) -> None:
         f"names of one field, and as in transformers `{winner}` wins. Copies of arguments and dicts by `to_dict` have "
         "both: change both, or remove one of them."
     )
-    warnings.warn(text, HFCompatWarning, stacklevel=7)  # as in `_warn`
+    warn_user(text)
 
 
 def apply_aliases(args: TrainingArguments) -> None:
@@ -359,4 +357,4 @@ def apply_warmup_ratio(args: TrainingArguments, semantics: Semantics) -> None:
             f"transformers {semantics.release} replaces `warmup_steps={steps}` with `warmup_ratio={ratio}`, where 1.0 "
             "is one update step, and so does this run. Set `warmup_steps` only, or `semantics='corrected'`."
         )
-        warnings.warn(text, HFCompatWarning, stacklevel=6)
+        warn_user(text)

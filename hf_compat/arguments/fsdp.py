@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hf_compat.arguments.enums import FSDPOption
 from hf_compat.arguments.problems import Problem, nearest_value, raise_all
 from hf_compat.arguments.releases import SINCE, Semantics, resolve_semantics
+from hf_compat.errors import warn_user
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -606,14 +606,14 @@ def _apply_old_fields(args: TrainingArguments, config: dict[str, Any], is_switch
     """Set the keys of ``fsdp_config`` that two old fields are now."""
     if _least_parameters(args) > 0:
         text = "`fsdp_min_num_params` is deprecated: set it in `fsdp_config`."
-        warnings.warn(text, FutureWarning, stacklevel=6)
+        warn_user(text, FutureWarning)
         config["min_num_params"] = max(config.get("min_num_params") or 0, _least_parameters(args))
         if is_switch:
             config.setdefault("auto_wrap_policy", "SIZE_BASED_WRAP")
     name = args.fsdp_transformer_layer_cls_to_wrap
     if name:
         text = "`fsdp_transformer_layer_cls_to_wrap` is deprecated: set it in `fsdp_config`."
-        warnings.warn(text, FutureWarning, stacklevel=6)
+        warn_user(text, FutureWarning)
         listed = config.get("transformer_layer_cls_to_wrap") or []
         listed = [listed] if isinstance(listed, str) else list(listed)
         config["transformer_layer_cls_to_wrap"] = [*listed, *([] if name in listed else [name])]

@@ -172,18 +172,7 @@ def join_processes(args: TrainingArguments, device: torch.device) -> None:
         timeout=args.ddp_timeout_delta,
     )
     if is_single_rank(args) and _has_backend(args, device):  # as accelerate: scripts call torch.distributed
-        join_alone(args, device)
-
-
-def join_alone(args: TrainingArguments, device: torch.device) -> None:
-    """Initialize the process group on ``device`` of a process that is the only one."""
-    processes.join_alone(device, backend=args.ddp_backend)
-
-
-def join_as_started(args: TrainingArguments) -> None:
-    """Have ``args``, sent to a process that the Trainer has started, choose its device, and join the others."""
-    args.choose_device_again()
-    args.join_processes(args.device)
+        processes.join_alone(device, backend=args.ddp_backend)
 
 
 def _has_backend(args: TrainingArguments, device: torch.device) -> bool:

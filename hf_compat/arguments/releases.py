@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 from packaging.version import InvalidVersion, Version
 
 from hf_compat.arguments.problems import Problem, raise_all
-from hf_compat.errors import HFCompatWarning
+from hf_compat.errors import warn_user
 
 Arguments = TypeVar("Arguments")
 
@@ -195,12 +194,10 @@ def installed_release() -> Version:
 @cache
 def _warn_of_older(installed: Version) -> None:
     """Warn, once a process, that ``installed`` is older than what can be followed."""
-    warnings.warn(
+    warn_user(
         f"transformers {installed} is installed, but hf_compat reproduces transformers {OLDEST_RELEASE} and later: "
         f"runs follow {OLDEST_RELEASE}, whose numbers are not always those of {installed}. Upgrade transformers, or "
-        f"accept this with {ENVIRONMENT_VARIABLE}={OLDEST_RELEASE}.",
-        HFCompatWarning,
-        stacklevel=3,
+        f"accept this with {ENVIRONMENT_VARIABLE}={OLDEST_RELEASE}."
     )
 
 

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from numbers import Real
@@ -29,7 +28,7 @@ from hf_compat.arguments.fsdp import resolve_fsdp
 from hf_compat.arguments.problems import Problem, nearest_value
 from hf_compat.arguments.releases import SINCE, Semantics, resolve_semantics, semantics_problem
 from hf_compat.distributed.accelerators import accelerator_type
-from hf_compat.errors import ArgumentsError
+from hf_compat.errors import ArgumentsError, warn_user
 from hf_compat.log_files import library_logger
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def _paths(args: TrainingArguments, semantics: Semantics) -> Problems:
         args.logging_dir = default_event_folder(args)
     elif args.logging_dir is not None and semantics.release >= SINCE["drops_logging_dir"]:
         text = "`logging_dir` is deprecated: set the environment variable TENSORBOARD_LOGGING_DIR."
-        warnings.warn(text, FutureWarning, stacklevel=5)
+        warn_user(text, FutureWarning)
     if args.logging_dir is not None:
         args.logging_dir = os.path.expanduser(args.logging_dir)
 
@@ -94,7 +93,7 @@ def _aliases(args: TrainingArguments, semantics: Semantics) -> None:
 def _switches(args: TrainingArguments, semantics: Semantics) -> None:
     if args.use_mps_device:
         text = "`use_mps_device` is deprecated: remove it, MPS is used automatically."
-        warnings.warn(text, FutureWarning, stacklevel=5)
+        warn_user(text, FutureWarning)
     if args.disable_tqdm is None:
         args.disable_tqdm = library_logger().getEffectiveLevel() > logging.WARNING
     if isinstance(args.include_num_input_tokens_seen, bool):
@@ -255,7 +254,4 @@ def resolve(args: TrainingArguments, semantics: Semantics) -> list[Problem]:
     Returns:
         The values that cannot be converted; they are left unchanged.
     """
-    problems: list[Problem] = []
-    for step in STEPS:  # not a comprehension: that is a frame of its own up to Python 3.11, and warnings count frames
-        problems += step(args, semantics) or ()
-    return problems
+    return [problem for step in STEPS for problem in step(args, semantics) or ()]

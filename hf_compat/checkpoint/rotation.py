@@ -57,10 +57,6 @@ class OwnedCheckpoints:
         """Return the ledger after ``checkpoint`` was saved."""
         return replace(self, saved=self.saved | {checkpoint.resolve()})
 
-    def owns(self, checkpoint: Path) -> bool:
-        """Return whether the run may delete ``checkpoint``."""
-        return self.wrote(checkpoint) or checkpoint.resolve() in self.adopted
-
     def wrote(self, checkpoint: Path) -> bool:
         """Return whether the run wrote ``checkpoint``: this process, or by its marker."""
         return checkpoint.resolve() in self.saved or _run_id(checkpoint) == self.run_id
@@ -139,8 +135,8 @@ def rotate(
     protects_newest: bool,
     owned: OwnedCheckpoints | None = None,
     remover: BackgroundTasks | None = None,
-) -> list[Path]:
-    """Delete the oldest checkpoints in ``folder`` beyond ``limit``; return them.
+) -> None:
+    """Delete the oldest checkpoints in ``folder`` beyond ``limit``.
 
     Those of other runs neither count nor are deleted, nor incomplete ones that this run is not known to have written.
 
@@ -154,8 +150,7 @@ def rotate(
     """
     with _warning_of(Path(folder)):
         doomed = beyond_limit(by_age(_owned(folder, owned)), limit, best, protects_newest=protects_newest)
-        return _delete(doomed, remover)
-    return []
+        _delete(doomed, remover)
 
 
 def delete_all_but_best(
@@ -164,8 +159,8 @@ def delete_all_but_best(
     best: str | os.PathLike[str],
     owned: OwnedCheckpoints | None = None,
     remover: BackgroundTasks | None = None,
-) -> list[Path]:
-    """Delete the run's checkpoints in ``folder`` but the best one, the newest too; return them.
+) -> None:
+    """Delete the run's checkpoints in ``folder`` but the best one, the newest too.
 
     Nothing is deleted if the best one is not complete: the run could not be resumed from what is left.
 
@@ -178,8 +173,7 @@ def delete_all_but_best(
     with _warning_of(Path(folder)):
         if is_complete(best):
             others = [item.path for item in _owned(folder, owned) if item.path.resolve() != Path(best).resolve()]
-            return _delete(others, remover)
-    return []
+            _delete(others, remover)
 
 
 def _owned(folder: str | os.PathLike[str], owned: OwnedCheckpoints | None) -> list[Checkpoint]:
@@ -189,11 +183,11 @@ def _owned(folder: str | os.PathLike[str], owned: OwnedCheckpoints | None) -> li
 def _is_owned(checkpoint: Path, owned: OwnedCheckpoints | None) -> bool:
     if owned is not None and owned.wrote(checkpoint):
         return True  # also what somebody deleted files of, which would fill the disk
-    return (owned is None or owned.owns(checkpoint)) and is_complete(checkpoint)
+    return (owned is None or checkpoint.resolve() in owned.adopted) and is_complete(checkpoint)
 
 
-def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> list[Path]:
-    """Delete checkpoints and return them: first their names, then, which takes a while, their files."""
+def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> None:
+    """Delete checkpoints: first their names, then, which takes a while, their files."""
     renamed: dict[Path, Path] = {}
     for path in doomed:
         logger.info("Deleting older checkpoint [%s] due to args.save_total_limit", path)
@@ -204,7 +198,6 @@ def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> list[Pat
         _remove(renamed)
     else:
         remover.start(functools.partial(_remove, renamed))
-    return list(renamed)
 
 
 def _remove(renamed: Mapping[Path, Path]) -> None:

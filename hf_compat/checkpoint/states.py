@@ -62,17 +62,6 @@ class ParameterNames:
         raise ValueError(f"not the names of parameters: {saved!r:.200}")
 
 
-_SETTINGS = {
-    "clip_threshold": "Adafactor",
-    "amsgrad": "Adam or AdamW",
-    "nesterov": "SGD",
-    "centered": "RMSprop",
-    "lr_decay": "Adagrad",
-    "rho": "Adadelta",
-}
-"""A setting in a state dict's groups to the optimizer that has it."""
-
-
 def parameter_names(optimizer: object, model: nn.Module) -> ParameterNames | None:
     """Return the names of ``model``'s parameters and ``optimizer``'s; None if it has no groups, or updates others."""
     if not hasattr(optimizer, "param_groups"):
@@ -132,19 +121,6 @@ def load_errors(optimizer: Optimizer, folder: Path) -> Iterator[None]:
             f"`{source}` does not fit this run's {type(optimizer).__name__}: {error or type(error).__name__}. Resume "
             "with the model and arguments that the checkpoint was written with."
         ) from error
-
-
-def other_optimizer(error: KeyError, optimizer: Optimizer) -> Iterator[str]:
-    """Yield whose state ``optimizer`` has loaded, if it lacks a setting of its own, which ``error`` of a step names."""
-    key, group = error.args[0] if error.args else None, optimizer.param_groups[0]
-    if key not in optimizer.defaults or key in group:
-        return
-    foreign = group.keys() - optimizer.defaults.keys()
-    was = next((kind for setting, kind in _SETTINGS.items() if setting in foreign), "another optimizer")
-    yield (
-        f"`optim`: the checkpoint has the state of {was}, but this run has {type(optimizer).__name__}, which needs "
-        f"{key!r}. Resume with the optimizer that it was written with, or start a new run from its weights."
-    )
 
 
 def load_optimizer_state(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
@@ -510,8 +486,8 @@ def save_rng_state(
     put(CheckpointFile(torch.save, rng_state(distributed=distributed), path, copy=as_it_is))
 
 
-def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> bool:
-    """Set the global generators to the states in ``folder``; return whether there were any for ``rank``.
+def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> None:
+    """Set the global generators to the states in ``folder``; warn if there are none for ``rank``.
 
     Raises:
         CheckpointError: If the file cannot be read or contains something else.
@@ -519,7 +495,7 @@ def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size:
     path = Path(folder, rng_state_name(rank, world_size))
     if not path.is_file():
         logger.warning("`%s` is missing: random numbers will differ from those of an uninterrupted run.", path)
-        return False
+        return
     state = load_trusted(path)
     try:
         set_rng_state(state)
@@ -527,7 +503,6 @@ def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size:
         raise CheckpointError.also(type(error))(
             f"`{path}` does not hold random states: {error or type(error).__name__}."
         ) from error
-    return True
 
 
 # `CheckpointReader`: the checkpoint that a run resumes from, each of whose files is read once.
@@ -633,14 +608,6 @@ class CheckpointReader:
         """
         path = self.folder / file_name
         return load_trusted(path) if path.is_file() else None
-
-    def restore_rng(self, rank: int, world_size: int) -> bool:
-        """Restore the random states of ``rank``; return whether there are any.
-
-        Raises:
-            CheckpointError: If the file cannot be read or contains something else.
-        """
-        return load_rng_state(self.folder, rank=rank, world_size=world_size)
 
     def drop_caches(self) -> None:
         """Free the cached content; later calls read the files again."""

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from numpy._core import multiarray
 
 from hf_compat.errors import CheckpointError
 
@@ -19,10 +20,8 @@ from hf_compat.errors import CheckpointError
 @cache
 def _allowed() -> tuple[Any, ...]:
     """Return what may be unpickled besides tensors: numpy's arrays and scalars, as in random states, and enums."""
-    core: Any = getattr(np, "_core", None) or np.core
-    multiarray = core.multiarray
     numbers = ("bool", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
-    # numpy 2 renamed its package; files of either numpy are read with either.
+    # numpy 2 renamed its package; files of either numpy are read.
     renamed = [
         (getattr(multiarray, name), f"numpy.{package}.multiarray.{name}")
         for name in ("_reconstruct", "scalar")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from hf_compat.checkpoint.states import CheckpointReader
 from hf_compat.checkpoint.unpickle import is_trusted
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.engine.internals.strategies import calling_strategy
-from hf_compat.errors import CheckpointError, HFCompatWarning, TrainerSetupError
+from hf_compat.errors import CheckpointError, TrainerSetupError, warn_user
 from hf_compat.state import TrainerState
 
 _HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
@@ -264,7 +263,7 @@ def _load_states(kept: dict[str, Any], point: CheckpointReader, strategy: Strate
         state = point.read(names.SCALER_NAME)
         if state is not None:
             kept[type(strategy.precision_plugin).__qualname__] = state
-    point.restore_rng(0, 1)
+    states.load_rng_state(point.folder)
     if not kept["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
         _module(strategy).trainer.callbacks.append(_RestoreRandomState(states.rng_state()))  # type: ignore[attr-defined]
 
@@ -292,11 +291,9 @@ def _save_lightning_state(content: dict[str, Any], path: Path) -> None:
     params = content.get(_HPARAMS, {})
     unsafe = [name for name, value in params.items() if not is_trusted(value)]
     if unsafe:
-        warnings.warn(
+        warn_user(
             f"Hyperparameters that are not plain values are not saved: {', '.join(unsafe)}. Exclude them with "
-            "`save_hyperparameters(ignore=[...])`.",
-            HFCompatWarning,
-            stacklevel=2,
+            "`save_hyperparameters(ignore=[...])`."
         )
         content = {**content, _HPARAMS: {name: value for name, value in params.items() if name not in unsafe}}
     for name, value in content.items():

@@ -1,7 +1,4 @@
-"""Lightning's callbacks in a run: what each does here, and which are refused before training.
-
-``docs/lightning_callbacks.md`` is generated from ``SUPPORT``.
-"""
+"""Lightning's callbacks in a run: which are refused before training, and what to say of the others."""
 
 from __future__ import annotations
 
@@ -28,119 +25,40 @@ from lightning.pytorch.callbacks import (
 from hf_compat.arguments.derived import evaluates_in_training, saves_checkpoints
 from hf_compat.callbacks.handler import misspelt_events
 from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_time
-from hf_compat.engine.strategy_table import Support, refused, works
+from hf_compat.engine.strategy_table import Refusal
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
 
-_WITHOUT_EVALUATION = "a `monitor` that starts with `eval_` under `eval_strategy='no'`: no evaluation computes it"
-_SHARDED = "a model that the strategy shards: it needs the whole model on each rank"
-
-_LOGS = (
-    "Logs to every Lightning logger, also those of `report_to`, every `logging_steps`, beside the loss of the same "
-    "update step"
-)
-
-SUPPORT: dict[str, Support] = {
-    "BackboneFinetuning": works(
-        "Freezes the model's `backbone` and adds it to the optimizer at its epoch. The schedule continues for the "
-        "other parameters; the backbone keeps the rate that the callback gives it. Resumes with its parameter groups.",
-    ),
-    "BaseFinetuning": works(
-        "The same for what a subclass freezes and adds; the module has the model's attributes, such as "
-        "`pl_module.backbone`.",
-    ),
-    "BasePredictionWriter": refused(
+REFUSED_CALLBACKS: dict[str, Refusal] = {
+    "BasePredictionWriter": Refusal(
         "`Trainer.predict` runs Lightning's test loop, in which predictions are gathered over all ranks and batches",
         "the result of `Trainer.predict`, or a callback with `on_test_batch_end`",
     ),
-    "BatchSizeFinder": refused(
+    "BatchSizeFinder": Refusal(
         "it trains trial runs inside the fit with the module's own loader, but the loader is the Trainer's, and logs, "
         "events and schedule would count the trials",
         "TrainingArguments(auto_find_batch_size=True)",
     ),
-    "Callback": works(
-        "Subclasses receive all hooks except those listed below. A batch of a training hook is a window: the batches "
-        "of one update step, in `batch.batches`.",
-    ),
-    "Checkpoint": works("The base class of checkpoint callbacks: called after all others."),
-    "DeviceStatsMonitor": works(f"{_LOGS}; also every so many batches of an evaluation. Needs one, and psutil."),
-    "EarlyStopping": works(
-        "Monitors metrics of evaluations (`eval_loss`) and logged ones (`loss`, `grad_norm`, `learning_rate`), after "
-        "each evaluation; under `eval_strategy='no'` after each epoch.",
-        refuses=_WITHOUT_EVALUATION,
-    ),
-    "EMAWeightAveraging": works("As `WeightAveraging`.", refuses=_SHARDED),
-    "GradientAccumulationScheduler": refused(
+    "GradientAccumulationScheduler": Refusal(
         "the update steps of a run are planned before it, with one number of batches for each",
         "TrainingArguments(gradient_accumulation_steps=...), and a resumed run with a different number from that "
         "epoch on",
     ),
-    "LambdaCallback": works("Calls its functions, in all hooks except those listed below."),
-    "LearningRateFinder": refused(
+    "LearningRateFinder": Refusal(
         "it makes update steps inside the fit and then undoes them, but logs, events and schedule would count them",
         "Trainer.hyperparameter_search over `learning_rate`",
     ),
-    "LearningRateMonitor": works(
-        f"{_LOGS}: the rate of that step. With `logging_interval='epoch'` at the first update step of each epoch. "
-        "Needs a logger.",
-    ),
-    "ModelCheckpoint": works(
-        "Saves Lightning checkpoints (`.ckpt`) beside the run's own folders, with `save_last`, `every_n_train_steps` "
-        "(update steps), `every_n_epochs`, `monitor` and `save_on_exception`: after each evaluation; under "
-        "`eval_strategy='no'` after each epoch. The files, `{epoch}` in their names (from 0), `last.ckpt` and the best "
-        "are those of a plain Lightning run, also in a resumed run; only `every_n_train_steps` with a `monitor` saves "
-        "before the evaluation of the same update step and judges by the previous one, as Lightning does under manual "
-        "optimization. A run resumes from its own folders, not from these files.",
-        refuses=f"`train_time_interval`, which Lightning ignores under manual optimization: use "
-        f"`every_n_train_steps`; {_WITHOUT_EVALUATION}",
-    ),
-    "ModelPruning": works(
-        "Prunes at the end of epochs. Checkpoints contain the pruned weights without masks, as Lightning's do: a "
-        "resumed run prunes again at the end of its next epoch.",
-        refuses=f"`make_pruning_permanent=False` when checkpoints are saved, which could not be loaded; {_SHARDED}",
-    ),
-    "ModelSummary": works("Prints its table at the start of the fit; use `max_depth=2` or more to see the layers."),
-    "OnExceptionCheckpoint": works(
-        "Saves a Lightning checkpoint (`.ckpt`) when the run ends with an error; runs do not resume from it."
-    ),
-    "ProgressBar": works("The base class of progress bars: they count update steps."),
-    "RichModelSummary": works("As `ModelSummary`. Needs rich."),
-    "RichProgressBar": works(
-        "Counts update steps, in place of transformers' bar; logs are printed above it. Needs rich."
-    ),
-    "StochasticWeightAveraging": refused(
+    "StochasticWeightAveraging": Refusal(
         "it replaces Lightning's schedule and skips backward passes, which have no effect under manual optimization",
         "WeightAveraging with your own `should_update`, and `lr_scheduler_type`",
     ),
-    "SpikeDetection": works("Ends the run with an error on a spike of the loss of an update step."),
-    "ThroughputMonitor": works(
-        "Measures update steps and evaluations. `batch_size_fn` and `length_fn` get the Trainer's batches, and count "
-        "all of an update step. `flops_per_batch` is read from the model. Logs every `logging_steps`.",
-    ),
-    "Timer": works("Measures time, and stops the run after its `duration`. Resumes with the elapsed time."),
-    "TQDMProgressBar": works("Counts update steps, beside transformers' bar unless `disable_tqdm=True`."),
-    "WeightAveraging": works(
-        "Averages the weights: evaluations, checkpoints and the model after the run have the average. A resumed run "
-        "continues with both weights and average.",
-        refuses=_SHARDED,
-    ),
 }
-"""Each callback that ``lightning.pytorch.callbacks`` exports → what becomes of it."""
+"""Each callback that ``lightning.pytorch.callbacks`` exports and that is refused → why."""
 
 _THAWING = "FinetuningScheduler"
-OF_OTHERS: dict[str, Support] = {
-    _THAWING: works(
-        "Of the package finetuning-scheduler: thaws the model phase by phase, by epoch or by its `FTSEarlyStopping`, "
-        "and adds the parameters to the optimizer of the run, whose schedule continues for them too.",
-        refuses="`restore_best=True`, which loads a Lightning checkpoint in the middle of the run: pass False; no "
-        "`FTSCheckpoint`, or `FTSEarlyStopping` without `epoch_transitions_only=True`, with a monitor such as "
-        "`eval_loss`: it would add its own, which monitor `val_loss`; resuming from a checkpoint",
-    ),
-}
-"""Callbacks of other packages that a run has to know → what becomes of them."""
-
+"""The callback of the package finetuning-scheduler."""
 NEVER_CALLED = (
     "on_before_zero_grad",
     "on_predict_batch_end",
@@ -185,10 +103,9 @@ def callback_problems(
     """
     problems: list[str] = []
     for callback in callbacks:
-        refused = _refused_class(callback)
-        if refused is not None:
-            reason, instead = SUPPORT[refused].note, SUPPORT[refused].instead
-            problems.append(f"`callbacks`: {_name(callback)} is not supported: {reason}. Use {instead}.")
+        if refused := _refusal(callback):
+            name = _name(callback)
+            problems.append(f"`callbacks`: {name} is not supported: {refused.reason}. Use {refused.instead}.")
         else:
             problems += _setting_problems(callback, args, shards_model=shards_model)
             problems += _keyword_problems(callback, keywords or {})
@@ -284,9 +201,9 @@ def draws_with_rich(callbacks: Sequence[Callback]) -> bool:
     return any(isinstance(one, RichProgressBar) for one in callbacks)
 
 
-def _refused_class(callback: Callback) -> str | None:
+def _refusal(callback: Callback) -> Refusal | None:
     names = (kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("lightning."))
-    return next((name for name in names if name in SUPPORT and not SUPPORT[name].works), None)
+    return next((REFUSED_CALLBACKS[name] for name in names if name in REFUSED_CALLBACKS), None)
 
 
 def _keyword_problems(callback: Callback, keywords: Mapping[str, Any]) -> Iterable[str]:

@@ -163,13 +163,6 @@ class HFModule(pl.LightningModule):
                 raise
             return getattr(model, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        # Lightning sets this one some 45 times per update step; nn.Module's bookkeeping would cost 2 µs each time.
-        if name == "_current_fx_name":
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)  # type: ignore[arg-type]
-
     def setup(self, stage: str) -> None:
         """Check that there is a run.
 
@@ -269,9 +262,6 @@ class HFModule(pl.LightningModule):
 
     on_test_model_eval = on_predict_model_eval = on_validation_model_eval
     on_test_model_train = on_validation_model_train
-
-    def lr_scheduler_step(self, scheduler: object, metric: object) -> None:
-        """Do nothing: the run steps its schedule after each update step."""
 
     def cpu(self) -> HFModule:
         """Return the module without moving it: Lightning would move the model to the CPU after every run."""

@@ -7,7 +7,6 @@ subclass's additions run without it. Lightning's own plugin runs the whole train
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
@@ -29,7 +28,7 @@ from torch.optim import Optimizer
 
 from hf_compat.distributed.accelerators import accelerator_module
 from hf_compat.engine.internals.stepping import call_hook
-from hf_compat.errors import HFCompatWarning, MissingPackageError, NotSupportedError
+from hf_compat.errors import MissingPackageError, NotSupportedError, warn_user
 from hf_compat.nested import map_nested
 from hf_compat.optim.prepared import scaled_step, unwrap_optimizer
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 _OWN_SCALER = ("mlu", "musa", "npu", "sdaa")
 """Device types whose package has a gradient scaler of its own, as accelerate ``utils/modeling.py``."""
-_USER = 4  # who builds a Trainer: above it are ``precision_plugin``, the backend and the Trainer
 
 
 _NOTHING = nullcontext()
@@ -175,7 +173,7 @@ def precision_plugin(
     if mixed_precision == "fp16" and device.type == "cpu":
         remedy = "Remove it, or set `bf16=True` and `use_cpu=True`."
         text = f"`fp16=True`: float16 needs a GPU, so on the CPU this run computes in float32. {remedy}"
-        warnings.warn(text, HFCompatWarning, stacklevel=_USER)
+        warn_user(text)
         return FullPrecision()
     scaler = None if mixed_precision == "bf16" else _grad_scaler(device, flat_shards=strategy.flat_shards)
     made = ForwardMixedPrecision("bf16-mixed" if mixed_precision == "bf16" else "16-mixed", device.type, scaler)

@@ -22,14 +22,15 @@ from torch import nn
 from hf_compat.arguments.deepspeed import partition_from_now_on
 from hf_compat.arguments.fsdp import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes, read_sequence_parallelism
-from hf_compat.arguments.process_facts import find_launch, join_alone, join_as_started
+from hf_compat.arguments.process_facts import find_launch
 from hf_compat.arguments.sequence_parallelism import Rotation, rotation
 from hf_compat.distributed.accelerators import accelerator_module, is_initialized
 from hf_compat.distributed.launch import BY_TRAINER, OWN_MARK, Launch, is_launched
-from hf_compat.distributed.processes import choose_backend, process_group
+from hf_compat.distributed.processes import choose_backend, join_alone, process_group
 from hf_compat.engine.internals.strategies import start_processes
 from hf_compat.engine.keywords import named, naming_variables, user_plugins
-from hf_compat.engine.ring_attention import DATA_PARALLEL, LOSSES, context_parallel_limits, create_device_mesh
+from hf_compat.engine.rank_mesh import DATA_PARALLEL, LOSSES, create_device_mesh
+from hf_compat.engine.ring_attention import context_parallel_limits
 from hf_compat.engine.strategies.choice import (
     STRATEGY_TRAITS,
     StrategyChoice,
@@ -369,7 +370,7 @@ class ProcessLayout:
 
     launch: Launch
     strategy: str
-    """A name in ``engine.strategies.traits.STRATEGY_TRAITS``."""
+    """A name in ``engine.strategies.choice.STRATEGY_TRAITS``."""
     fsdp: FsdpSettings | None = None
     """How FSDP shards the model; None without FSDP."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -501,7 +502,7 @@ def _placement_of_ranks(
                 "distributed training. Start more with `torchrun` or `lightning={'devices': ...}`, or do not set "
                 "`fsdp`."
             )
-        join_alone(args, device)  # what is left of more: their checkpoints are resumed
+        join_alone(device, backend=args.ddp_backend)  # what is left of more: their checkpoints are resumed
     if sizes is None and name == "fsdp2":
         sizes = ParallelSizes(dp_shard=launch.world_size)
     layout = ProcessLayout(
@@ -563,12 +564,6 @@ def presume_layout(args: TrainingArguments, keywords: Mapping[str, Any]) -> tupl
     sequences = read_sequence_parallelism(args)
     layout = ProcessLayout(launch, name, choice.fsdp, choice.settings, choice.hooks, sequences=sequences)
     return layout, [*map(named, problems)]
-
-
-def place_started(args: TrainingArguments, process_layout: ProcessLayout) -> ProcessLayout:
-    """Return the placement in a process that ``train`` started, and initialise the process group."""
-    join_as_started(args)
-    return replace(process_layout, launch=args.launch, strategy="ddp", start=None)
 
 
 def _check_process_start(

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
-from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.arguments.sequence_parallelism import Rotation
 
 _ATTENTION = "sdpa"
@@ -99,52 +97,3 @@ def context_parallel_limits(size: int, model: nn.Module | None) -> Iterator[str]
             f"`model`: {name} has layers of type {', '.join(others)}, but with `cp_size={size}` each token attends to "
             "all tokens before it: their mask would be dropped. Use a model with full attention, or remove `cp_size`."
         )
-
-
-# The device mesh of a run, with the names of dimensions that accelerate's has.
-
-
-DATA_PARALLEL = "dp"
-"""All dimensions whose ranks get different batches, as one."""
-SHARDED = "dp_shard"
-"""The dimension over which FSDP shards parameters, together with ``CONTEXT_PARALLEL``."""
-CONTEXT_PARALLEL = "cp"
-"""The dimension whose ranks share sequences."""
-TENSOR_PARALLEL = "tp"
-"""The dimension over which matrices are split."""
-LOSSES = "dp_cp"
-"""All dimensions whose ranks have different losses, as one: of other batches, or of other parts of the sequences."""
-_REPLICAS = "dp_replicate"
-_SHARDED_TOGETHER = "dp_shard_cp"
-_DIMENSIONS = (_REPLICAS, SHARDED, CONTEXT_PARALLEL, TENSOR_PARALLEL)
-
-
-def create_device_mesh(sizes: ParallelSizes, device: torch.device) -> DeviceMesh:
-    """Return a mesh of all ranks by the ``sizes`` above 1, and ``dp``: the data-parallel ones; every rank calls it."""
-    # Without data parallelism, too, there is a group of the ranks with different batches: this rank.
-    shape = {name: getattr(sizes, name) for name in _DIMENSIONS if name == SHARDED or getattr(sizes, name) > 1}
-    mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-    mesh[tuple(name for name in shape if name in (_REPLICAS, SHARDED))]._flatten(DATA_PARALLEL)
-    if sizes.cp > 1:
-        mesh[SHARDED, CONTEXT_PARALLEL]._flatten(_SHARDED_TOGETHER)
-        mesh[tuple(name for name in shape if name != TENSOR_PARALLEL)]._flatten(LOSSES)
-    return mesh
-
-
-def has_replicas(mesh: DeviceMesh) -> bool:
-    """Return whether ``mesh`` has several replicas of what is sharded."""
-    return _REPLICAS in (mesh.mesh_dim_names or ())
-
-
-def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the part of ``mesh`` that FSDP shards parameters over: with replicas, those by the shards of each."""
-    sharded = _SHARDED_TOGETHER if CONTEXT_PARALLEL in (mesh.mesh_dim_names or ()) else SHARDED
-    return mesh[_REPLICAS, sharded] if has_replicas(mesh) else mesh[sharded]
-
-
-def float16_problem(split: str) -> str:
-    """Return the message that float16 is not supported with the sizes in ``split``, by which parameters are split."""
-    return (
-        f"`fp16=True` is not supported with {split}: gradients on several device meshes are not unscaled before they "
-        "are clipped. Set `bf16=True` instead."
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hf_compat.arguments.releases import OLDEST_RELEASE, Semantics, resolve_semantics
-from hf_compat.errors import ArgumentsError, ArgumentTypesError, HFCompatWarning, UnknownArgumentError
+from hf_compat.errors import ArgumentsError, ArgumentTypesError, UnknownArgumentError, warn_user
 from hf_compat.optim.classes import greedy_class
 from hf_compat.optim.greedy import GreedyLR
 from hf_compat.optim.optimizers import plain_name
@@ -330,7 +329,7 @@ def _warmup_stable_decay(
             f"`lr_scheduler_kwargs` has num_stable_steps={num_stable_steps}: the schedule ends after {planned} update "
             f"steps, the run after {total}. Remove it to fill the run."
         )
-        warnings.warn(text, HFCompatWarning, stacklevel=3)
+        warn_user(text)
     curve = partial(
         warmup_stable_decay,
         num_warmup_steps=warmup,
@@ -427,7 +426,7 @@ def build_scheduler(
     release = semantics.release
     if options and not rule.takes_kwargs(release):
         text = f"`lr_scheduler_kwargs={options}`: ignored by `lr_scheduler_type={name!r}` in transformers {release}."
-        warnings.warn(text, HFCompatWarning, stacklevel=2)
+        warn_user(text)
         options = {}
     if unknown := unknown_scheduler_kwargs(name, options, semantics):
         raise UnknownArgumentError("\n  ".join(unknown))

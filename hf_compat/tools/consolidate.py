@@ -18,9 +18,9 @@ from hf_compat.checkpoint import distributed_files, names, publish
 from hf_compat.checkpoint.completeness import weight_files
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.publish import as_write_error
-from hf_compat.checkpoint.weights import DEFAULT_LIMIT, Entry, write_model
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 from hf_compat.tools.model_classes import configured, model_class, named_classes, without_weights
+from hf_compat.tools.safetensors_files import DEFAULT_LIMIT, Entry, write_model
 
 _STATES = (names.OPTIMIZER_NAME, names.SCHEDULER_NAME, names.SCALER_NAME, names.TRAINER_STATE_NAME)
 _TRAINING_FILES = (*_STATES, names.LIGHTNING_STATE_NAME, names.LIGHTNING_MARKER_NAME, names.FULL_OPTIMIZER_NAME)

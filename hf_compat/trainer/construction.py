@@ -6,7 +6,6 @@ import difflib
 import inspect
 import logging
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -49,6 +48,7 @@ from hf_compat.errors import (
     TrainerSetupError,
     UnknownArgumentError,
     UntrainableModelError,
+    warn_user,
 )
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import (
@@ -419,7 +419,7 @@ def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
         return processing_class
     if processing_class is not None:
         raise TrainerSetupError("`tokenizer` and `processing_class` were both passed: pass only `processing_class`.")
-    warnings.warn("`tokenizer` is deprecated: pass `processing_class`.", FutureWarning, stacklevel=3)
+    warn_user("`tokenizer` is deprecated: pass `processing_class`.", FutureWarning)
     return tokenizer
 
 
@@ -470,7 +470,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
                 "`Trainer` requires either a `model` or `model_init` argument, but not both: `model_init` replaces "
                 "the model. Pass only one."
             )
-            warnings.warn(text, FutureWarning, stacklevel=3)
+            warn_user(text, FutureWarning)
         model = trainer.call_model_init()
         check_is_module(model, "call_model_init")
     assert model is not None, "checked before"
@@ -509,8 +509,7 @@ def _check_computes_loss(trainer: Trainer, model: nn.Module) -> None:
         trainer.warn_once(
             f"`model`: {name} is a LightningModule. The Trainer calls its `forward`, as of every model, and none of "
             f"{', '.join(f'`{method}`' for method in methods)}. Train it with `lightning.Trainer`, or move them to "
-            "where the page 'Coming from Lightning' says.",
-            stacklevel=5,
+            "where the page 'Coming from Lightning' says."
         )
 
 

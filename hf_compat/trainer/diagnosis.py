@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hf_compat.checkpoint.states import other_optimizer
 from hf_compat.engine.internals.exceptions import shorten
 from hf_compat.errors import HFCompatError, LossError, UntrainableModelError, described
 from hf_compat.model_facts import unwrap_peft
@@ -39,6 +38,15 @@ _OF_CALL = re.compile(r"forward\(\) (missing .*?|got an unexpected keyword argum
 _LANGUAGE_MODEL = re.compile("MaskedLM|CausalLM|LMHead")
 """A part of the names of classes of models with a label for each token."""
 _POSITIONS = ("max_position_embeddings", "n_positions")
+_SETTINGS = {
+    "clip_threshold": "Adafactor",
+    "amsgrad": "Adam or AdamW",
+    "nesterov": "SGD",
+    "centered": "RMSprop",
+    "lr_decay": "Adagrad",
+    "rho": "Adadelta",
+}
+"""A setting in a state dict's groups to the optimizer that has it."""
 _INTEGERS = ("input_ids", "decoder_input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")
 
 
@@ -397,9 +405,19 @@ def _control(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[
 
 
 def _optimizer(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
+    """Yield whose state the optimizer has loaded, if it lacks a setting of its own, which a step needs."""
     optimizer = unwrap_optimizer(trainer.optimizer)
-    if isinstance(error, KeyError) and optimizer is not None:
-        yield from other_optimizer(error, optimizer)
+    if not isinstance(error, KeyError) or optimizer is None:
+        return
+    key, group = error.args[0] if error.args else None, optimizer.param_groups[0]
+    if key not in optimizer.defaults or key in group:
+        return
+    foreign = group.keys() - optimizer.defaults.keys()
+    was = next((kind for setting, kind in _SETTINGS.items() if setting in foreign), "another optimizer")
+    yield (
+        f"`optim`: the checkpoint has the state of {was}, but this run has {type(optimizer).__name__}, which needs "
+        f"{key!r}. Resume with the optimizer that it was written with, or start a new run from its weights."
+    )
 
 
 def _data(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:

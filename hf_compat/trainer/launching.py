@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from hf_compat.distributed import collectives
 from hf_compat.distributed.accelerators import is_initialized
 from hf_compat.distributed.launch import OWN_MARK
 from hf_compat.engine.loggers.reporters import check_fork
-from hf_compat.engine.process_layout import ProcessStart, place_started, slurm_signal
+from hf_compat.engine.process_layout import ProcessStart, slurm_signal
 from hf_compat.errors import LaunchError, TrainerSetupError
 from hf_compat.trainer.preemption import SignalWatch, exit_status
 from hf_compat.trainer.preparing import move_to_device
@@ -234,9 +234,11 @@ def _train(rank: int, config: _WorkerConfig) -> None:
 
 def _join_as_rank(trainer: Trainer) -> None:
     """Initialise the process group, and set up ``trainer`` for the rank of this process."""
-    backend = trainer.lightning_backend
-    backend.set_layout(place_started(trainer.args, backend.process_layout))
-    set_log_level(trainer.args)
+    args, backend = trainer.args, trainer.lightning_backend
+    args.choose_device_again()
+    args.join_processes(args.device)
+    backend.set_layout(replace(backend.process_layout, launch=args.launch, strategy="ddp", start=None))
+    set_log_level(args)
     trainer.run_counters.eval_loaders = {}
     trainer.create_accelerator_and_postprocess()
     trainer._validate_args()

@@ -20,7 +20,8 @@ from hf_compat.arguments.process_facts import uses_cpu_amp
 from hf_compat.arguments.releases import effective_args
 from hf_compat.data.sequence_shards import shifted_labels
 from hf_compat.distributed import collectives
-from hf_compat.engine.ring_attention import CONTEXT_PARALLEL, whole_sequences
+from hf_compat.engine.rank_mesh import CONTEXT_PARALLEL
+from hf_compat.engine.ring_attention import whole_sequences
 from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
 from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm, unwrap_peft
 from hf_compat.nested import Nested, map_nested
@@ -211,8 +212,8 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
         OverrideError: If that returns no context.
     """
     method = trainer.compute_loss_context_manager
-    is_plain = trainer.semantics.leaves_loss_out_of_cpu_autocast or not has_cpu_autocast(trainer)
-    if is_plain and not is_overridden(method) and not is_overridden(trainer.autocast_smart_context_manager):
+    overridden = is_overridden(method) or is_overridden(trainer.autocast_smart_context_manager)
+    if not overridden and not has_cpu_autocast(trainer):
         return NO_CONTEXT
     context = method()
     check_is_context(context, "compute_loss_context_manager")
@@ -329,10 +330,7 @@ def share(trainer: Trainer, inputs: dict[str, Any]) -> Shared:
     Raises:
         DataError: If the sequences cannot be shared.
     """
-    size = trainer.get_cp_size()
-    if size == 1:
-        return contextlib.nullcontext, inputs
-    _check(inputs, size)
+    _check(inputs, trainer.get_cp_size())
     inputs = dict(inputs)
     if inputs.get("shift_labels") is None and inputs.get("labels") is not None:
         inputs["shift_labels"] = shifted_labels(inputs["labels"])

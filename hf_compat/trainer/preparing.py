@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -14,6 +13,7 @@ from hf_compat.arguments.process_facts import full_evaluation_precision
 from hf_compat.arguments.releases import SINCE
 from hf_compat.engine.moving import check_offloading
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, is_under_autocast, without_autocast
+from hf_compat.errors import warn_user
 from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
 from hf_compat.optim import model_patches
 from hf_compat.overriding import WarnOnce, call_override, check_is_module
@@ -193,7 +193,7 @@ def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_ren
         f"`{type(model).__name__}` only defines `gradient_checkpointing_enable`, which is deprecated: define "
         "`activation_checkpointing_enable`."
     )
-    warnings.warn(text, FutureWarning, stacklevel=2)
+    warn_user(text, FutureWarning)
     enable = model.gradient_checkpointing_enable
     known = inspect.signature(enable).parameters
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):

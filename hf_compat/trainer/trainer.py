@@ -168,8 +168,9 @@ class Trainer(metaclass=CountsCounterparts):
         optimizer_cls_and_kwargs: An optimizer class and its keywords; created with the model's parameter groups.
         preprocess_logits_for_metrics: ``(logits, labels)`` to the predictions of a batch.
         tokenizer: The name of ``processing_class`` before transformers 4.46.
-        lightning: Keywords of the ``lightning.Trainer``; one that says what a field of ``args`` says sets it. With
-            ``"ddp_spawn"``, ``"ddp_fork"`` and ``"ddp_notebook"``, ``train`` starts processes: ``trainer.launching``.
+        lightning: Keywords of the ``lightning.Trainer``, as in the page "Lightning's keywords"; one that says what a
+            field of ``args`` says sets it. With the strategies ``"ddp_spawn"``, ``"ddp_fork"`` and ``"ddp_notebook"``,
+            ``train`` starts processes, which exist during training only.
         **unknown: There are no others: of one that belongs elsewhere an error says where.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
-from hf_compat.errors import CheckpointError, NotSupportedError, TrainerSetupError, UnknownArgumentError
+from hf_compat.errors import CheckpointError, NotSupportedError, TrainerSetupError, UnknownArgumentError, warn_user
 
 if TYPE_CHECKING:
     from hf_compat.arguments.deepspeed import DeepSpeedPlugin
@@ -31,7 +30,7 @@ def by_old_name(processing_class: Any) -> Any:
 def resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool | None) -> str | bool | None:
     """Return ``model_path`` of ``train``'s keyword arguments, by default ``resume_from_checkpoint``."""
     if "model_path" in kwargs:
-        warnings.warn("`model_path` is deprecated: pass `resume_from_checkpoint`.", FutureWarning, stacklevel=3)
+        warn_user("`model_path` is deprecated: pass `resume_from_checkpoint`.", FutureWarning)
         resume_from_checkpoint = kwargs.pop("model_path")
     if kwargs:
         raise UnknownArgumentError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")

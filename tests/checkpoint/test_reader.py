@@ -131,9 +131,8 @@ def test_what_does_not_fit_is_refused(content, name, message, tmp_path):
 
 
 def test_states_of_objects(tmp_path):
-    """`read` returns the content of a file, None without it; random states are those of a rank."""
+    """`read` returns the content of a file, None without it."""
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "scaler.pt")
     point = CheckpointReader(tmp_path)
     assert point.read("scheduler.pt") is None
     assert set(point.read("scaler.pt")) == {"weight", "bias"}
-    assert not point.restore_rng(0, 1)

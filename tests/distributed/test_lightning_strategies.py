@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hf_compat.engine.strategy_table import NAMES
+from hf_compat.engine.strategies.choice import STRATEGY_NAMES
 from tests.support.paths import SCRIPTS
 from tests.support.processes import TORCHRUN, finish, start
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 SCRIPT = SCRIPTS / "strategies_script.py"
 UNUSED = {"": 4, "_find_unused_parameters_true": 4, "_find_unused_parameters_false": True}
 """End of a name → update steps of a model with an unused parameter; True if torch says what is missing."""
-NAMES_OF_DDP = [name for name in NAMES if name.startswith("ddp")]
+NAMES_OF_DDP = [name for name in STRATEGY_NAMES if name.startswith("ddp")]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from hf_compat import EarlyStoppingCallback, Trainer, TrainerCallback
-from hf_compat.engine.keywords import KEYWORDS
 from hf_compat.errors import DataError, TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, Stream, vector_rows
 from tests.support.keyword_runs import (
@@ -36,7 +35,7 @@ from tests.support.keyword_runs import (
     trainer_of_12,
     weights,
 )
-from tests.support.lightning_keywords_page import PAGE, page
+from tests.support.lightning_keywords_page import KEYWORDS, PAGE, page
 
 SGD = {"train_sampling_strategy": "sequential", "learning_rate": 0.5, "lr_scheduler_type": "constant", "optim": "sgd"}
 

@@ -26,11 +26,19 @@ from hf_compat.engine.internals.strategies import DEEPSPEED_NAMES, changed_optio
 from hf_compat.engine.process_layout import LaunchedEnvironment
 from hf_compat.engine.run_settings import effective_settings
 from hf_compat.engine.strategies.base import OneDeviceStrategy
-from hf_compat.engine.strategies.choice import OPTIONS, refused_options
-from hf_compat.engine.strategy_table import CLASSES, ENVIRONMENTS, NAMES
+from hf_compat.engine.strategies.choice import REFUSED_OPTIONS, STRATEGY_NAMES
+from hf_compat.engine.strategy_table import REFUSED_STRATEGIES
 from hf_compat.errors import HFCompatError, TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
-from tests.support.lightning_strategies_page import PAGE, page
+from tests.support.lightning_strategies_page import (
+    CLASSES,
+    ENVIRONMENTS,
+    NAMES,
+    OPTIONS,
+    PAGE,
+    REFUSED_ENVIRONMENTS,
+    page,
+)
 
 
 def trainer(folder, strategy, *, callbacks=None, keywords=None, **fields):
@@ -52,9 +60,9 @@ def exported(module, base):
 def test_everything_that_lightning_exports_is_in_a_table():
     """A strategy, a name or a cluster environment that is new in Lightning has no row, and fails this test."""
     registered = {name for name, row in StrategyRegistry.items() if row["strategy"].__module__.startswith("lightning")}
-    assert exported(strategies, Strategy) == CLASSES.keys()
-    assert registered | {"auto"} == NAMES.keys()
-    assert exported(environments, environments.ClusterEnvironment) == ENVIRONMENTS.keys()
+    assert exported(strategies, Strategy) | registered | {"auto"} == {*CLASSES, *NAMES, *REFUSED_STRATEGIES}
+    assert exported(environments, environments.ClusterEnvironment) == {*ENVIRONMENTS, *REFUSED_ENVIRONMENTS}
+    assert NAMES.keys() == {*STRATEGY_NAMES}
 
 
 def test_the_page_is_that_of_the_code():
@@ -64,13 +72,16 @@ def test_the_page_is_that_of_the_code():
 
 def test_every_strategy_that_works_has_its_options_in_a_table():
     """A class with a row that works, but without options, fails this test."""
-    assert {name for name, one in CLASSES.items() if one.works} == OPTIONS.keys()
+    assert CLASSES.keys() == OPTIONS.keys() == REFUSED_OPTIONS.keys()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_has_a_decision(name):
     """Each argument of a constructor is translated or refused; one that is new in Lightning fails this test."""
-    assert set(inspect.signature(getattr(strategies, name).__init__).parameters) - {"self"} == OPTIONS[name].keys()
+    assert set(inspect.signature(getattr(strategies, name).__init__).parameters) - {"self"} == {
+        *OPTIONS[name],
+        *REFUSED_OPTIONS[name],
+    }
 
 
 REFUSED_VALUES = {
@@ -93,31 +104,32 @@ REFUSED_VALUES = {
 """Option that a strategy refuses → a value off its default, by class where they differ."""
 
 
-@pytest.mark.parametrize(("name", "option"), [(name, option) for name in OPTIONS for option in refused_options(name)])
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name, options in REFUSED_OPTIONS.items() for option in options]
+)
 def test_refused_options(tmp_path, name, option):
     """A refused option is an error off its default, with the reason and what to use; at its default it is none."""
     if name == "DeepSpeedStrategy":
         pytest.importorskip("deepspeed")
     value, kind = REFUSED_VALUES[option], getattr(strategies, name)
     instance = kind(**{option: value[name] if option == "precision_plugin" else value})
-    reason = OPTIONS[name][option]
+    why = REFUSED_OPTIONS[name][option]
     with pytest.raises(TrainerSetupError) as told:
         trainer(tmp_path, instance)
     assert str(told.value) == (
-        f"`lightning={{'strategy': {name}(...)}}`: `{option}` is not supported, because {reason.note}: use "
-        f"{reason.instead}."
+        f"`lightning={{'strategy': {name}(...)}}`: `{option}` is not supported, because {why.reason}: use "
+        f"{why.instead}."
     )
-    assert not changed_options(kind(), refused_options(name))
+    assert not changed_options(kind(), REFUSED_OPTIONS[name])
 
 
-@pytest.mark.parametrize("name", [name for name, one in NAMES.items() if not one.works])
+@pytest.mark.parametrize("name", [name for name in REFUSED_STRATEGIES if name[0].islower()])
 def test_refused_names(tmp_path, name):
     """A name that is refused is so before anything is built, with the reason and what to use."""
     with pytest.raises(TrainerSetupError) as told:
         trainer(tmp_path, name)
-    assert str(told.value) == (
-        f"`lightning={{'strategy': {name!r}}}` is not supported: {NAMES[name].note}. Use {NAMES[name].instead}."
-    )
+    why = REFUSED_STRATEGIES[name]
+    assert str(told.value) == f"`lightning={{'strategy': {name!r}}}` is not supported: {why.reason}. Use {why.instead}."
 
 
 @pytest.mark.parametrize("name", ["XLAStrategy", "SingleDeviceXLAStrategy"])
@@ -126,7 +138,7 @@ def test_refused_instances(tmp_path, name):
     kind = getattr(strategies, name)
     instance = object.__new__(kind)
     vars(instance).update(_checkpoint_io=None, _precision_plugin=None, cluster_environment=None)
-    with pytest.raises(TrainerSetupError, match=f"{name}.* is not supported: {CLASSES[name].note}. Use "):
+    with pytest.raises(TrainerSetupError, match=f"{name}.* is not supported: {REFUSED_STRATEGIES[name].reason}. Use "):
         trainer(tmp_path, instance)
 
 
@@ -367,7 +379,7 @@ def test_options_of_deepspeed(tmp_path, options, sections):
 def test_every_option_of_deepspeed_is_tested():
     """An option is in a test of what it becomes, or of how it is refused."""
     tested = {option for options, _ in TRANSLATED.values() for option in options}
-    assert tested | refused_options("DeepSpeedStrategy").keys() == OPTIONS["DeepSpeedStrategy"].keys()
+    assert tested == OPTIONS["DeepSpeedStrategy"].keys()
 
 
 @pytest.mark.parametrize(

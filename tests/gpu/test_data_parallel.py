@@ -119,7 +119,7 @@ def test_other_keywords_leave_the_choice(tmp_path: Path) -> None:
         "GPUs": 2,
         "ranks": 1,
         "samples": 4,
-        "strategy": "DataParallelStrategy",
+        "strategy": "OneDeviceStrategy",
         "wrapper": "DataParallel",
     }
     assert len(texts) == 1

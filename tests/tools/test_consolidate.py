@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from hf_compat import cli
 from hf_compat.checkpoint import distributed_files, names, weights
-from hf_compat.checkpoint.weights import Entry, write_tensors
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 from hf_compat.tools.consolidate import consolidate
+from hf_compat.tools.safetensors_files import Entry, write_tensors
 from tests.support import helpers
 from tests.support.processes import clean_environment
 

@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import lightning.pytorch as pl
@@ -12,6 +13,7 @@ from torch import nn
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import HFCompatWarning
+from hf_compat.overriding import WarnOnce
 from tests.support import trainers
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
@@ -202,6 +204,22 @@ def test_warnings_of_the_constructor_name_the_users_line(tmp_path):
     with pytest.warns(FutureWarning, match="tokenizer") as caught:
         Trainer(PlainModel(), args, tokenizer=object())
     assert caught[0].filename == __file__
+
+
+def test_warnings_name_the_users_line_through_other_libraries(tmp_path):
+    """So they do of a dataclass that derives from ours, and of what Lightning has called in between."""
+
+    @dataclass
+    class Own(TrainingArguments):
+        mine: int = 1
+
+    with pytest.warns(FutureWarning, match="no_cuda") as of_arguments:
+        Own(str(tmp_path), no_cuda=True)
+    between = {"__name__": "lightning.pytorch.loops"}
+    exec("def call(function):\n    function()", between)
+    with pytest.warns(HFCompatWarning, match="mind this") as of_a_run:
+        between["call"](partial(WarnOnce(), "mind this"))
+    assert {caught[0].filename for caught in (of_arguments, of_a_run)} == {__file__}
 
 
 class HalfFrozen(nn.Module):

@@ -281,11 +281,14 @@ class ModelStrategy(Strategy):
         """
 
 
-# A single device: the model is not wrapped.
+# A single device, or several GPUs in one process, which to Lightning are the first of them.
 
 
 class OneDeviceStrategy(ModelStrategy, SingleDeviceStrategy):
-    """A single device.
+    """A single device, or the first of several GPUs, onto which torch's ``DataParallel`` replicates the model.
+
+    That wrapper is what the Trainer's ``_wrap_model`` returns: it is the Trainer's ``model_wrapped`` in training, and
+    evaluations make one of their own.
 
     Args:
         device: The device.
@@ -303,26 +306,8 @@ class OneDeviceStrategy(ModelStrategy, SingleDeviceStrategy):
 def one_device_strategy(
     process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
 ) -> OneDeviceStrategy:
-    """Return the single-device strategy of a run."""
+    """Return the strategy of a run in one process."""
     return OneDeviceStrategy(device)
-
-
-# Several GPUs in one process: torch's `DataParallel` replicates the model in each forward pass.
-
-
-class DataParallelStrategy(ModelStrategy, SingleDeviceStrategy):
-    """The model on the first GPU, with replicas on the others for the length of a forward and a backward pass.
-
-    To Lightning it is a single device. The wrapper is what the Trainer's ``_wrap_model`` returns: it is the Trainer's
-    ``model_wrapped`` in training, and evaluations make one of their own.
-
-    Args:
-        device: The first GPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        super().__init__(device=device)
 
 
 def replicated(model: nn.Module) -> nn.Module:
@@ -330,19 +315,12 @@ def replicated(model: nn.Module) -> nn.Module:
     return model if is_in_8_or_4_bits(model) else nn.DataParallel(model)
 
 
-def data_parallel_strategy(
-    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
-) -> DataParallelStrategy:
-    """Return the strategy of a run on several GPUs of this process."""
-    return DataParallelStrategy(device)
-
-
 # Creating the strategy of a `lightning.Trainer` by its name.
 
 
 STRATEGIES = {
     "one device": "base.one_device_strategy",
-    "data parallel": "base.data_parallel_strategy",
+    "data parallel": "base.one_device_strategy",
     "ddp": "ddp.ddp_strategy",
     "fsdp1": "fsdp1.fsdp1_strategy",
     "fsdp2": "device_mesh.fsdp2_strategy",

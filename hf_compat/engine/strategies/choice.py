@@ -48,17 +48,14 @@ from hf_compat.engine.internals.strategies import (
 from hf_compat.engine.keywords import user_plugins
 from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import FullPrecision
-from hf_compat.engine.ring_attention import TENSOR_PARALLEL, context_parallel_limits, float16_problem
+from hf_compat.engine.rank_mesh import TENSOR_PARALLEL
+from hf_compat.engine.ring_attention import context_parallel_limits
 from hf_compat.engine.strategies.deepspeed_engine import sequence_parallel_limits
 from hf_compat.engine.strategy_table import (
     ABSTRACT,
-    CLASSES,
-    NAMES,
-    Support,
+    REFUSED_STRATEGIES,
+    Refusal,
     is_of_ray,
-    refused,
-    refused_strategy,
-    works,
 )
 from hf_compat.errors import TrainerSetupError
 from hf_compat.model_facts import indivisible_heads, is_peft_model, presharded_size
@@ -139,7 +136,7 @@ def fsdp_limits(request: StrategyRequest) -> list[str]:
     """Return a message for each argument that is not supported with FSDP, or with tensor parallelism."""
     args, settings, problems = request.args, request.fsdp, list[str]()
     if request.sizes.tp > 1 and args.mixed_precision == "fp16":
-        problems.append(float16_problem(f"`tp_size={request.sizes.tp}`"))
+        problems.append(_float16_problem(f"`tp_size={request.sizes.tp}`"))
     if settings is None:  # tensor parallelism only
         return problems
     problems += node_limits(args)
@@ -163,8 +160,16 @@ def presharded_limits(request: StrategyRequest) -> list[str]:
     problems = [*_divided_heads(request.model, sizes["tp_size"])]
     if request.args.mixed_precision == "fp16" and max(sizes.values()) > 1:
         split = " and ".join(f"`{name}={size}`" for name, size in sizes.items() if size > 1)
-        problems.append(float16_problem(f"a model that was loaded with {split}"))
+        problems.append(_float16_problem(f"a model that was loaded with {split}"))
     return problems
+
+
+def _float16_problem(split: str) -> str:
+    """Return the message that float16 is not supported with the sizes in ``split``, by which parameters are split."""
+    return (
+        f"`fp16=True` is not supported with {split}: gradients on several device meshes are not unscaled before they "
+        "are clipped. Set `bf16=True` instead."
+    )
 
 
 def _divided_heads(model: nn.Module | None, size: int) -> Iterator[str]:
@@ -288,30 +293,19 @@ STRATEGY_TRAITS: dict[str, StrategyTraits] = {
 """``ProcessLayout.strategy`` → its properties."""
 
 
-# The options of Lightning's strategy classes in a run: what each becomes, and which are refused.
-#
-# `docs/lightning_strategies.md` is generated from the table of this module.
+# The options of Lightning's strategy classes that are refused.
 
 
-_PLUGINS = {
-    "checkpoint_io": works("As in `plugins`: for Lightning's own checkpoints."),
-    "cluster_environment": works("As in `plugins`."),
-    "precision_plugin": works("As in `plugins`."),
-}
 _DEVICES = {
-    "accelerator": refused("the training arguments choose the device", "`use_cpu`, or CUDA_VISIBLE_DEVICES"),
-    "parallel_devices": refused("the training arguments choose the devices", "`use_cpu`, or CUDA_VISIBLE_DEVICES"),
+    "accelerator": Refusal("the training arguments choose the device", "`use_cpu`, or CUDA_VISIBLE_DEVICES"),
+    "parallel_devices": Refusal("the training arguments choose the devices", "`use_cpu`, or CUDA_VISIBLE_DEVICES"),
 }
 _PROCESSES = {
-    "process_group_backend": refused(
+    "process_group_backend": Refusal(
         "the training arguments initialise the process group", "`TrainingArguments(ddp_backend=...)`"
     ),
-    "timeout": refused("the training arguments initialise the process group", "`TrainingArguments(ddp_timeout=...)`"),
+    "timeout": Refusal("the training arguments initialise the process group", "`TrainingArguments(ddp_timeout=...)`"),
 }
-_WITH_HOOK = works("As in Lightning, on CPUs too; `ddp_comm_state` and `ddp_comm_wrapper` need a `ddp_comm_hook`.")
-_OFFLOAD = works("`zero_optimization.offload_optimizer` in the DeepSpeed config, if `offload_optimizer` is set.")
-_OFFLOAD_WEIGHTS = works("`zero_optimization.offload_param` in the DeepSpeed config, if `offload_parameters` is set.")
-_LOSS_SCALE = works("The key of that name in `fp16` of the DeepSpeed config, which `fp16=True` enables.")
 
 _KINDS: dict[str, type] = {
     "checkpoint_io": CheckpointIO,
@@ -320,72 +314,20 @@ _KINDS: dict[str, type] = {
 }
 """Argument of a strategy → the kind of plugin that it is."""
 
-
-def _in_section(section: str) -> Support:
-    return works(f"The key of that name in `{section}` of the DeepSpeed config.")
-
-
-OPTIONS: dict[str, dict[str, Support]] = {
-    "DDPStrategy": {
-        **_DEVICES,
-        **_PLUGINS,
-        **_PROCESSES,
-        **dict.fromkeys(("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper"), _WITH_HOOK),
-        "model_averaging_period": works("As in Lightning, with a `PostLocalSGDState` as `ddp_comm_state`."),
-        "start_method": works("How `devices` processes are started without a launcher."),
-        "kwargs": works("Keywords of torch's `DistributedDataParallel`; they override the fields `ddp_...`."),
-    },
+REFUSED_OPTIONS: dict[str, dict[str, Refusal]] = {
+    "DDPStrategy": {**_DEVICES, **_PROCESSES},
     "DeepSpeedStrategy": {
         **_DEVICES,
         **_PROCESSES,
-        "cluster_environment": _PLUGINS["cluster_environment"],
-        "precision_plugin": refused("the DeepSpeed config sets the precision", "`bf16`, `fp16` or `precision`"),
-        "config": works(
-            "The DeepSpeed config. Batch size, accumulation, clipping, `fp16` and `bf16` are `'auto'`, unless it has "
-            "them: they follow the training arguments. Lightning itself drops the options that its constructor makes "
-            "a config of (`stage` and those of offloading, `aio` and checkpointing) if it is given one."
-        ),
-        "zero_optimization": works("False is stage 0."),
-        "logging_batch_size_per_gpu": works(
-            "`train_micro_batch_size_per_gpu` in the DeepSpeed config, which must be `per_device_train_batch_size`."
-        ),
-        "zero_allow_untested_optimizer": works(
-            "The key of that name in the DeepSpeed config; true for an optimizer that is not in the config."
-        ),
-        **dict.fromkeys(
-            (
-                *("stage", "sub_group_size", "contiguous_gradients", "overlap_comm", "allgather_partitions"),
-                *("reduce_scatter", "allgather_bucket_size", "reduce_bucket_size"),
-            ),
-            _in_section("zero_optimization"),
-        ),
-        **dict.fromkeys(("offload_optimizer", "offload_optimizer_device", "optimizer_buffer_count"), _OFFLOAD),
-        **dict.fromkeys(
-            ("offload_parameters", "offload_params_device", "params_buffer_count", "params_buffer_size", "max_in_cpu"),
-            _OFFLOAD_WEIGHTS,
-        ),
-        **dict.fromkeys(("nvme_path", "pin_memory"), works("The key of that name in both sections of offloading.")),
-        **dict.fromkeys(
-            ("block_size", "queue_depth", "single_submit", "overlap_events", "thread_count"), _in_section("aio")
-        ),
-        **dict.fromkeys(
-            (
-                *("partition_activations", "cpu_checkpointing"),
-                *("contiguous_memory_optimization", "synchronize_checkpoint_boundary"),
-            ),
-            _in_section("activation_checkpointing"),
-        ),
-        **dict.fromkeys(
-            ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"), _LOSS_SCALE
-        ),
-        "remote_device": refused(
+        "precision_plugin": Refusal("the DeepSpeed config sets the precision", "`bf16`, `fp16` or `precision`"),
+        "remote_device": Refusal(
             "the model is there before the strategy", "`offload_parameters=True` to keep its weights elsewhere"
         ),
-        "logging_level": refused("DeepSpeed logs at the level of the Trainer", "`TrainingArguments(log_level=...)`"),
-        "load_full_weights": refused(
+        "logging_level": Refusal("DeepSpeed logs at the level of the Trainer", "`TrainingArguments(log_level=...)`"),
+        "load_full_weights": Refusal(
             "checkpoints are those of the Trainer", "`from_pretrained` to begin with the weights of a file"
         ),
-        "exclude_frozen_parameters": refused(
+        "exclude_frozen_parameters": Refusal(
             "checkpoints are those of transformers, which leave frozen parameters out of adapters only",
             "a peft model, or leave it out",
         ),
@@ -393,51 +335,18 @@ OPTIONS: dict[str, dict[str, Support]] = {
     "FSDPStrategy": {
         **_DEVICES,
         **_PROCESSES,
-        "cluster_environment": _PLUGINS["cluster_environment"],
-        "checkpoint_io": refused("sharded checkpoints are written by `torch.distributed.checkpoint`", "no plugin"),
-        "precision_plugin": refused("the training arguments set the precision", "`bf16`, `fp16` or `precision`"),
-        "mixed_precision": refused("the training arguments set the precision", "`bf16`, `fp16` or `precision`"),
-        "cpu_offload": works("`cpu_offload` of `fsdp_config`; on GPUs."),
-        "auto_wrap_policy": works(
-            "A set of layer classes is `transformer_layer_cls_to_wrap`, torch's size-based policy `min_num_params` of "
-            "`fsdp_config`; others are refused."
-        ),
-        **dict.fromkeys(
-            ("activation_checkpointing", "activation_checkpointing_policy"),
-            works("`activation_checkpointing` of `fsdp_config`, for the layers of `auto_wrap_policy` and no others."),
-        ),
-        "sharding_strategy": works("`reshard_after_forward` of `fsdp_config`, by its name."),
-        "state_dict_type": works("`state_dict_type` of `fsdp_config`."),
-        "device_mesh": refused(
+        "checkpoint_io": Refusal("sharded checkpoints are written by `torch.distributed.checkpoint`", "no plugin"),
+        "precision_plugin": Refusal("the training arguments set the precision", "`bf16`, `fp16` or `precision`"),
+        "mixed_precision": Refusal("the training arguments set the precision", "`bf16`, `fp16` or `precision`"),
+        "device_mesh": Refusal(
             "the mesh is that of all ranks, for hybrid sharding nodes by ranks of a node",
             "`sharding_strategy='HYBRID_SHARD'`",
         ),
-        "kwargs": works(
-            "`backward_prefetch`, `forward_prefetch`, `limit_all_gathers`, `use_orig_params` and `sync_module_states` "
-            "of `fsdp_config`; others are refused."
-        ),
     },
-    "ModelParallelStrategy": {
-        **_PROCESSES,
-        "data_parallel_size": works("`dp_shard_size` of `parallelism_config`; by default the number of nodes."),
-        "tensor_parallel_size": works(
-            "`tp_size` of `parallelism_config`; by default the number of ranks of a node. 1 is refused: set `fsdp`."
-        ),
-        "save_distributed_checkpoint": works("Checkpoints are those of the training arguments: whole, as if False."),
-    },
-    "SingleDeviceStrategy": {
-        "accelerator": _DEVICES["accelerator"],
-        "checkpoint_io": _PLUGINS["checkpoint_io"],
-        "precision_plugin": _PLUGINS["precision_plugin"],
-        "device": works("Has to be the device that the training arguments choose."),
-    },
+    "ModelParallelStrategy": _PROCESSES,
+    "SingleDeviceStrategy": {"accelerator": _DEVICES["accelerator"]},
 }
-"""Strategy class → each argument of its constructor → what becomes of it; one that is refused is so off its default."""
-
-
-def refused_options(name: str) -> dict[str, Support]:
-    """Return the arguments of the strategy class ``name`` that are refused, with the reasons."""
-    return {option: one for option, one in OPTIONS.get(name, {}).items() if not one.works}
+"""Each strategy class that works → the arguments of its constructor that are refused off their defaults → why."""
 
 
 def strategy_spelled_out(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -449,12 +358,12 @@ def strategy_spelled_out(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], l
     meant, strategy = dict(keywords), keywords.get("strategy")
     if isinstance(strategy, str):
         strategy = strategy.lower()
-        if strategy not in NAMES and strategy in StrategyRegistry:
+        if strategy not in (*STRATEGY_NAMES, *REFUSED_STRATEGIES) and strategy in StrategyRegistry:
             strategy = StrategyRegistry.get(strategy)
         meant["strategy"] = strategy
     if not isinstance(strategy, Strategy):
         return meant, []
-    skipped = refused_options(plain_class(strategy).__name__)  # there is an error when the strategy is read
+    skipped = REFUSED_OPTIONS.get(plain_class(strategy).__name__, {})  # there is an error when the strategy is read
     parts = {name: part for name, part in parts_of_strategy(strategy).items() if name not in skipped}
     plugins = user_plugins(keywords)
     problems = [
@@ -503,6 +412,8 @@ _FSDP_NAMES = {"fsdp": False, "fsdp_cpu_offload": True}
 """Lightning's name of ``FSDPStrategy`` → its ``cpu_offload``."""
 _ONE_DEVICE = "single_device"
 """Lightning's name of ``SingleDeviceStrategy``."""
+STRATEGY_NAMES = ("auto", *_DDP_NAMES, *DEEPSPEED_NAMES, *_FSDP_NAMES, _ONE_DEVICE)
+"""What the keyword ``strategy`` may say, besides what a user has registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,20 +491,22 @@ def _parse_keyword(
 
 def _refuse(strategy: str | Strategy) -> None:
     """Refuse classes and options by the tables, and subclasses whose methods no run would call."""
-    refused = refused_strategy(strategy if isinstance(strategy, str) else plain_class(strategy).__name__)
+    refused = REFUSED_STRATEGIES.get(strategy if isinstance(strategy, str) else plain_class(strategy).__name__)
     overridden = overridden_names(strategy) if isinstance(strategy, Strategy) and not is_of_ray(strategy) else []
-    if overridden and (refused is None or refused.note == ABSTRACT):
+    if overridden and (refused is None or refused.reason == ABSTRACT):
         raise TrainerSetupError(
             f"{format_strategy(strategy)} is not supported: hf_compat uses its own strategy classes, which never call "
             f"your `{'`, `'.join(overridden)}`. Pass Lightning's class with the arguments that you need, and override "
             "methods of the Trainer; or write a Lightning callback."
         )
     if refused is not None:
-        raise TrainerSetupError(f"{format_strategy(strategy)} is not supported: {refused.note}. Use {refused.instead}.")
+        raise TrainerSetupError(
+            f"{format_strategy(strategy)} is not supported: {refused.reason}. Use {refused.instead}."
+        )
     if isinstance(strategy, Strategy):
-        options = refused_options(plain_class(strategy).__name__)
+        options = REFUSED_OPTIONS.get(plain_class(strategy).__name__, {})
         changed = [
-            f"`{name}` is not supported, because {options[name].note}: use {options[name].instead}"
+            f"`{name}` is not supported, because {options[name].reason}: use {options[name].instead}"
             for name in changed_options(strategy, options)
         ]
         if changed:
@@ -643,11 +556,10 @@ def _ddp(strategy: str | Strategy, args: TrainingArguments) -> StrategyChoice:
             raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
         choice = StrategyChoice(start_method(strategy), settings, hooks)
     else:
-        names = [name for name, one in NAMES.items() if one.works]
         raise TrainerSetupError(
-            f"{nearest_value(strategy, names).capitalize()}{format_strategy(strategy)} is not supported. Pass one of "
-            f"{', '.join(map(repr, names))}, or "
-            f"{', '.join(f'`{name}`' for name, one in CLASSES.items() if one.works)} of `lightning.pytorch.strategies`."
+            f"{nearest_value(strategy, STRATEGY_NAMES).capitalize()}{format_strategy(strategy)} is not supported. Pass "
+            f"one of {', '.join(map(repr, STRATEGY_NAMES))}, or "
+            f"{', '.join(f'`{name}`' for name in REFUSED_OPTIONS)} of `lightning.pytorch.strategies`."
         )
     field, keyword = args.ddp_find_unused_parameters, choice.settings.get("find_unused_parameters")
     if None not in (field, keyword) and field != keyword:

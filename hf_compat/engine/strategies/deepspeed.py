@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.arguments.deepspeed import HfTrainerDeepSpeedConfig, config_in_use
-from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.sequence_parallelism import SequenceParallelism
 from hf_compat.checkpoint.background import HostBuffers, Put, clones_on_host, to_host
 from hf_compat.distributed.processes import import_deepspeed
@@ -390,5 +389,5 @@ def deepspeed_strategy(
         config_in_use(args),
         finalize=finalize,
         log_level=args.get_process_log_level(),
-        sequences=read_sequence_parallelism(args),
+        sequences=process_layout.sequences,
     )

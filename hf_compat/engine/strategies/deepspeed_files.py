@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +31,7 @@ from hf_compat.checkpoint.zero_partitions import (
 )
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
-from hf_compat.errors import CheckpointError, HFCompatWarning
+from hf_compat.errors import CheckpointError, warn_user
 
 logger = logging.getLogger(__name__)
 
@@ -330,11 +329,9 @@ def warn_of_buffers(model: nn.Module) -> None:
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = [name for name in model.state_dict() if name not in parameters]
     if buffers:
-        warnings.warn(
+        warn_user(
             f"The buffers {', '.join(buffers)} keep their values: DeepSpeed does not restore buffers from a universal "
-            "checkpoint, with transformers' Trainer either. Load them into the model before training.",
-            HFCompatWarning,
-            stacklevel=2,
+            "checkpoint, with transformers' Trainer either. Load them into the model before training."
         )
 
 
@@ -356,9 +353,7 @@ def warn_of_shared_settings(optimizer: Optimizer, differing: list[str]) -> None:
     if len({id(step) for step in steps}) < len(steps):
         effects.append(f"share one step counter, which goes up {len(steps)} times an update step")
     if effects:
-        warnings.warn(
+        warn_user(
             f"All parameter groups {' and '.join(effects)}: that is how DeepSpeed reads a universal checkpoint under "
-            "ZeRO-3, also with transformers' Trainer. Use ZeRO-1 or 2 to continue as the checkpoint's run would have.",
-            HFCompatWarning,
-            stacklevel=2,
+            "ZeRO-3, also with transformers' Trainer. Use ZeRO-1 or 2 to continue as the checkpoint's run would have."
         )

@@ -28,13 +28,8 @@ from hf_compat.checkpoint.background import CheckpointFile, Put, as_it_is
 from hf_compat.engine.internals.loops import is_fitting
 from hf_compat.engine.internals.strategies import set_up_with_mesh
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout, with_mesh
-from hf_compat.engine.ring_attention import (
-    TENSOR_PARALLEL,
-    context_parallel_limits,
-    drop_masks,
-    has_replicas,
-    sharding_mesh,
-)
+from hf_compat.engine.rank_mesh import TENSOR_PARALLEL, has_replicas, sharding_mesh
+from hf_compat.engine.ring_attention import context_parallel_limits, drop_masks
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.sharding import broadcast_from_rank0, is_split, reshard, shard_model, split_model
 from hf_compat.errors import ModelError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -26,8 +25,8 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from hf_compat.arguments.fsdp import FsdpSettings
-from hf_compat.engine.ring_attention import TENSOR_PARALLEL
-from hf_compat.errors import HFCompatWarning, ModelError, TrainerSetupError
+from hf_compat.engine.rank_mesh import TENSOR_PARALLEL
+from hf_compat.errors import ModelError, TrainerSetupError, warn_user
 from hf_compat.model_facts import indivisible_heads
 
 # Sharding a model's parameters in place with torch's `fully_shard`; FSDP units and activation checkpointing.
@@ -72,7 +71,7 @@ def shard_model(
         layers = find_layers(model, settings.layer_classes)
         checkpoint_activations(model, layers, keeps_masks=keeps_masks)
         if not keeps_masks and any(map(_has_dropout, layers)):
-            warnings.warn(_OTHER_MASKS, HFCompatWarning, stacklevel=2)
+            warn_user(_OTHER_MASKS)
     policy: Any = {
         "mesh": mesh,
         "mp_policy": precision,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_compat.checkpoint import names, publish
 from hf_compat.checkpoint.unpickle import is_trusted
-from hf_compat.checkpoint.weights import DEFAULT_LIMIT, Entry, save_weights, without_aliases, write_model
+from hf_compat.checkpoint.weights import save_weights, without_aliases
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerControl, TrainerState
 from hf_compat.tools.convert.lightning_checkpoints import LightningCheckpoint, epochs_done, is_plain
@@ -38,6 +38,7 @@ from hf_compat.tools.convert.optimizers import (
 )
 from hf_compat.tools.convert.options import OWN_KEY, Carried, Options
 from hf_compat.tools.model_classes import generation_config
+from hf_compat.tools.safetensors_files import DEFAULT_LIMIT, Entry, write_model
 
 _SCALERS = ("MixedPrecision", "MixedPrecisionPlugin", "FSDPPrecision", "native_amp_scaling_state")
 """Entries of Lightning's checkpoints with a gradient scaler's state."""
