@@ -622,6 +622,26 @@ def test_noise_with_a_model_init(tmp_path):
     assert not trainer.model.get_input_embeddings()._forward_hooks
 
 
+@pytest.mark.parametrize(("library", "hooks"), [(transformers, [1, 2]), (hf_compat, [1, 1])])
+def test_noise_after_an_error(library, hooks, tmp_path):
+    """A run that an error ends takes its noise off the embeddings; in transformers a second run has two hooks there."""
+    seen = []
+
+    class Stops(library.TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, **given):
+            seen.append(len(model.get_input_embeddings()._forward_hooks))
+            if len(seen) == 1:
+                raise KeyboardInterrupt
+
+    args = short_arguments(library, tmp_path, neftune_noise_alpha=1.0, max_steps=1)
+    rows = ListDataset([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8)
+    trainer = library.Trainer(GPT2(), args, train_dataset=rows, callbacks=[Stops()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert seen == hooks
+
+
 def test_a_collator_assigned_to_the_loader(tmp_path):
     """A callback's new ``collate_fn`` makes the batches of the epochs that follow; transformers' makes none."""
     zeros = {"features": torch.zeros(2, 16), "labels": torch.zeros(2).long()}
