@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import hf_compat
-from tests.support.helpers import ListDataset, PlainModel, gpt2, vector_rows
+from tests.support.helpers import ListDataset, PlainModel, Stream, gpt2, vector_rows
 from tests.support.paths import FACTS_FOLDER, ROOT
 from tests.support.processes import forked_ranks, torchrun
 
@@ -620,6 +620,25 @@ def test_noise_with_a_model_init(tmp_path):
     trainer.train()
     assert seen == [1, 1]
     assert not trainer.model.get_input_embeddings()._forward_hooks
+
+
+def test_texts_at_the_beginning_of_a_batch(tmp_path):
+    """A stream's batch may begin with a list of texts, in which accelerate looks for the size of the batch."""
+
+    class Told(PlainModel):
+        def forward(self, notes, features, labels=None):
+            return super().forward(features, labels)
+
+    def collate(rows):
+        return {"notes": ["a text"] * len(rows), **{key: torch.tensor([row[key] for row in rows]) for key in rows[0]}}
+
+    def run(library):
+        args = short_arguments(library, tmp_path, remove_unused_columns=False)
+        return library.Trainer(Told(), args, collate, train_dataset=Stream(vector_rows(8))).train()
+
+    with pytest.raises(TypeError, match="batch size of tensors"):
+        run(transformers)
+    assert run(hf_compat).global_step == 2
 
 
 @pytest.mark.parametrize(("library", "hooks"), [(transformers, [1, 2]), (hf_compat, [1, 1])])
