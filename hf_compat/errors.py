@@ -175,7 +175,7 @@ class DatasetTypeError(DataError, KeyError, TypeError):
 
 
 class LoaderError(DataError, AttributeError, RuntimeError, TypeError):
-    """A data loader that cannot be iterated over, or whose samples or batches have no names."""
+    """A data loader that cannot be iterated over, or whose samples or batches have no names or cannot be joined."""
 
 
 class ModelError(HFCompatError, ValueError):

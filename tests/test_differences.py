@@ -12,6 +12,7 @@ import pickle
 import re
 import warnings
 import zipfile
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import hf_compat
-from tests.support.helpers import ListDataset, PlainModel, gpt2, vector_rows
+from tests.support.helpers import ListDataset, PlainModel, Stream, gpt2, vector_rows
 from tests.support.paths import FACTS_FOLDER, ROOT
 from tests.support.processes import forked_ranks, torchrun
 
@@ -430,17 +431,26 @@ class Tied(PlainModel):
         self.other.weight = self.body[1].weight
 
 
-@pytest.mark.parametrize("which", ["bare loss", "smoothing", "tied weights"])
+@pytest.mark.parametrize("which", ["bare loss", "smoothing", "tied weights", "card"])
 def test_models_that_transformers_cannot_take(which, tmp_path):
-    """A loss that is a bare tensor, label smoothing without ``config``, tied weights of a plain module: all train."""
+    """A bare loss, label smoothing and a card without ``config``, tied weights of a plain module: all train."""
     model, fields = {
         "bare loss": (BareLoss, {}),
         "smoothing": (PlainModel, {"label_smoothing_factor": 0.1}),
         "tied weights": (Tied, {"save_strategy": "steps", "save_steps": 1}),
+        "card": (PlainModel, {}),
     }[which]
+
+    def steps(library, folder):
+        trainer = short_trainer(library, folder, model=model(), **fields)
+        trainer.train()
+        if which == "card":
+            trainer.create_model_card()
+        return trainer.state.global_step
+
     with pytest.raises((AttributeError, IndexError, RuntimeError, TypeError, ValueError)):
-        short_trainer(transformers, tmp_path / "theirs", model=model(), **fields).train()
-    assert short_trainer(hf_compat, tmp_path / "ours", model=model(), **fields).train().global_step == 2
+        steps(transformers, tmp_path / "theirs")
+    assert steps(hf_compat, tmp_path / "ours") == 2
 
 
 def test_arguments_without_generation(tmp_path):
@@ -448,6 +458,51 @@ def test_arguments_without_generation(tmp_path):
     with pytest.raises(AttributeError):
         short_trainer(transformers, tmp_path, transformers.Seq2SeqTrainer).evaluate()
     assert "eval_loss" in short_trainer(hf_compat, tmp_path, hf_compat.Seq2SeqTrainer).evaluate()
+
+
+def test_an_optimizer_class_for_a_seq2seq_trainer(tmp_path):
+    """``Seq2SeqTrainer`` takes ``optimizer_cls_and_kwargs`` as ``Trainer`` does."""
+
+    def made(library):
+        args = library.Seq2SeqTrainingArguments(tmp_path, **FIELDS)
+        return library.Seq2SeqTrainer(PlainModel(), args, optimizer_cls_and_kwargs=(torch.optim.NAdam, {}))
+
+    with pytest.raises(TypeError, match="optimizer_cls_and_kwargs"):
+        made(transformers)
+    assert isinstance(made(hf_compat).create_optimizer(), torch.optim.NAdam)
+
+
+def test_overflow_is_looked_for_in_masks(tmp_path):
+    """A mask of booleans is read as numbers; transformers asks torch for its absolute value."""
+
+    class Masked(PlainModel):
+        def forward(self, features, labels=None):
+            self.noted(features > 0)
+            return super().forward(features, labels)
+
+        def __init__(self):
+            super().__init__()
+            self.noted = nn.Identity()
+
+    with pytest.raises(NotImplementedError, match="Bool"):
+        short_trainer(transformers, tmp_path, model=Masked(), debug="underflow_overflow").train()
+    assert short_trainer(hf_compat, tmp_path, model=Masked(), debug="underflow_overflow").train().global_step == 2
+
+
+@pytest.mark.parametrize("library", [transformers, hf_compat])
+def test_the_best_checkpoint_of_a_run_that_moved(library, tmp_path):
+    """It is beside the one that is resumed; transformers 5.24 has none, 4.57 that of the folder that is gone."""
+    best = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "learning_rate": 0.0}
+    best |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}  # the first is best, as all are the same
+    first = short_trainer(library, tmp_path / "old", **best)
+    first.train()
+    folder = tmp_path / "new"
+    Path(first.args.output_dir).rename(folder)
+    trainer = short_trainer(library, tmp_path / "other", max_steps=3, **best)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    gone = str(Path(first.args.output_dir, "checkpoint-1"))
+    expected = [str(folder / "checkpoint-1")] if library is hf_compat else [None, gone]
+    assert trainer.state.best_model_checkpoint in expected
 
 
 SAVES_ONCE = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
@@ -565,6 +620,45 @@ def test_noise_with_a_model_init(tmp_path):
     trainer.train()
     assert seen == [1, 1]
     assert not trainer.model.get_input_embeddings()._forward_hooks
+
+
+def test_texts_at_the_beginning_of_a_batch(tmp_path):
+    """A stream's batch may begin with a list of texts, in which accelerate looks for the size of the batch."""
+
+    class Told(PlainModel):
+        def forward(self, notes, features, labels=None):
+            return super().forward(features, labels)
+
+    def collate(rows):
+        return {"notes": ["a text"] * len(rows), **{key: torch.tensor([row[key] for row in rows]) for key in rows[0]}}
+
+    def run(library):
+        args = short_arguments(library, tmp_path, remove_unused_columns=False)
+        return library.Trainer(Told(), args, collate, train_dataset=Stream(vector_rows(8))).train()
+
+    with pytest.raises(TypeError, match="batch size of tensors"):
+        run(transformers)
+    assert run(hf_compat).global_step == 2
+
+
+@pytest.mark.parametrize(("library", "hooks"), [(transformers, [1, 2]), (hf_compat, [1, 1])])
+def test_noise_after_an_error(library, hooks, tmp_path):
+    """A run that an error ends takes its noise off the embeddings; in transformers a second run has two hooks there."""
+    seen = []
+
+    class Stops(library.TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, **given):
+            seen.append(len(model.get_input_embeddings()._forward_hooks))
+            if len(seen) == 1:
+                raise KeyboardInterrupt
+
+    args = short_arguments(library, tmp_path, neftune_noise_alpha=1.0, max_steps=1)
+    rows = ListDataset([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8)
+    trainer = library.Trainer(GPT2(), args, train_dataset=rows, callbacks=[Stops()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert seen == hooks
 
 
 def test_a_collator_assigned_to_the_loader(tmp_path):

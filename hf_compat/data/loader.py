@@ -33,7 +33,7 @@ from hf_compat.data.samplers import SeedableRandomSampler, is_balanced
 from hf_compat.data.stream_states import BatchWithState, StateCollator, StreamStates, is_stateful_stream
 from hf_compat.distributed import collectives
 from hf_compat.distributed.processes import wait_for_gloo_threads
-from hf_compat.errors import DataError, LoaderError, described
+from hf_compat.errors import LoaderError, described
 from hf_compat.metrics import has_length
 from hf_compat.nested import MAPPINGS, SEQUENCES, Nested, find_batch_size, leaves, map_nested, rebuild
 
@@ -696,15 +696,14 @@ def _concatenate(batches: list[Any]) -> Nested:
     """Return ``batches`` concatenated.
 
     Raises:
-        DataError: If they differ in shape.
-        LoaderError: If they contain anything but tensors, lists, tuples and mappings.
+        LoaderError: If they differ in shape, or contain anything but tensors, lists, tuples and mappings.
     """
     try:
         return _concatenate_nested(batches)
     except LoaderError:  # which is a RuntimeError
         raise
     except RuntimeError as error:
-        raise DataError(
+        raise LoaderError(
             "`accelerator_config`: dispatch_batches=True (the default for iterable data sets) joins batches, but they "
             f"differ in shape: {error}. Pad all to the same length, or set dispatch_batches=False."
         ) from error

@@ -211,16 +211,22 @@ def run_optuna(
 def _train_optuna_trial(
     trainer: Trainer, trial: optuna.Trial, release: Callable[[Trainer], None]
 ) -> float | list[float]:
-    """Train with the hyperparameters of ``trial`` and return the objective of the last evaluation."""
+    """Train with the hyperparameters of ``trial`` and return the objective of the last evaluation.
+
+    A trial that an error or the user ends keeps its model, as in transformers, since it may have ended the search.
+    """
+    optuna = require_package("optuna", extra="optuna", purpose="`hyperparameter_search(backend='optuna')`")
     trainer.objective = None
     try:
         trainer.train(trial=trial)
         if trainer.objective is None:
             trainer.objective = objective_of(trainer, trainer.evaluate())
-        objective: float | list[float] = trainer.objective
-        return objective
-    finally:
+    except optuna.TrialPruned:
         release(trainer)
+        raise
+    objective: float | list[float] = trainer.objective
+    release(trainer)
+    return objective
 
 
 def report_to_optuna(trainer: Trainer, trial: optuna.Trial, step: int, metrics: dict[str, float]) -> None:

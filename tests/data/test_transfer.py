@@ -175,6 +175,15 @@ def test_objects_cannot_be_dispatched():
             next(iter(loader))
 
 
+def test_batches_of_different_shapes_cannot_be_dispatched():
+    """Rank 0 cannot join them either, which is a RuntimeError in accelerate."""
+    loader = DispatchingDataLoader(
+        [torch.ones(1), torch.ones(2)], collate_fn=lambda rows: {"x": rows[0][None]}, num_processes=2, process_index=0
+    )
+    with pytest.raises(RuntimeError, match=r"dispatch_batches=True .* differ in shape.*Pad all"):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize("raises", [RuntimeError, ValueError])
 def test_errors_of_moving_objects(raises):
     """What a method ``to`` raises is raised, but a TypeError of its own is taken for an unknown keyword, as there."""

@@ -222,6 +222,28 @@ def test_the_pruner_ends_trials(tmp_path):
     assert (ours[0].run_id, ours[0].objective, ours[1]) == ("2", 0.3, [3, 1, 3])
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_search_that_an_error_ends(tmp_path, error):
+    """The Trainer keeps the model of the trial, its state and its log, in both libraries, and can be evaluated."""
+
+    def outcome(library, folder):
+        class Stops(library.TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                if state.global_step == 1:
+                    raise error("enough")
+
+        trainer = searching_trainer(library, folder, logging_steps=1)
+        trainer.add_callback(Stops())
+        with pytest.raises(error, match="enough"):
+            trainer.hyperparameter_search(
+                rates, n_trials=2, backend="optuna", sampler=optuna.samplers.RandomSampler(seed=0)
+            )
+        weights = {name: value.tolist() for name, value in trainer.model.state_dict().items()}
+        return weights, trainer.state.global_step, trainer.evaluate()["eval_loss"]
+
+    assert outcome(hf_compat, tmp_path / "ours") == outcome(transformers, tmp_path / "theirs")
+
+
 @pytest.mark.parametrize(("release", "seeds"), [("5.2", [5, 6, 7]), ("5.3", [42, 5, 6]), ("corrected", [5, 6, 7])])
 def test_seed_of_the_weights(tmp_path, release, seeds):
     """Since 5.3 a trial's model has the seed of the trial before; before, and corrected, its own."""
