@@ -221,7 +221,7 @@ def _part(values: Any, indices: slice, wanted: int) -> Any:
     if not isinstance(values, (list, tuple, torch.Tensor)):
         warnings.warn(
             f"`split_between_processes`: a {type(values).__name__} is not split. Like accelerate, every process gets "
-            "all of it. Pass a list, such as `list(dataset[\"prompt\"])` of a column of a dataset.",
+            'all of it. Pass a list, such as `list(dataset["prompt"])` of a column of a dataset.',
             HFCompatWarning,
             stacklevel=4,
         )

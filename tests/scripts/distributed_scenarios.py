@@ -465,7 +465,9 @@ def members_of_the_accelerator(kit: Kit) -> None:
         for inputs in (np.arange(3), "abc", column, {"a": [1, 2, 3], "b": column}):
             with accelerator.split_between_processes(inputs) as part:
                 parts = part if isinstance(part, dict) else {"": part}
-                kit.keep("split if known", {name: list(values) for name, values in parts.items()} | {"": part is inputs})
+                kit.keep(
+                    "split if known", {name: list(values) for name, values in parts.items()} | {"": part is inputs}
+                )
     mark = Path(kit.output_dir, "mark")
     with accelerator.main_process_first():
         kit.keep("main process was first", mark.exists() or accelerator.is_main_process)
