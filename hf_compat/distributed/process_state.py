@@ -226,12 +226,10 @@ def _part(values: Any, indices: slice, wanted: int) -> Any:
             stacklevel=4,
         )
         return values
-    part = values[indices]
-    if missing == 0:
-        return part
+    part: Any = values[indices]
     if isinstance(values, torch.Tensor):
         return torch.cat([part, *[values[-1:]] * missing])
-    return part + type(values)([values[-1]] * missing)
+    return part + values[-1:] * missing
 
 
 def _first_then_others(is_first: bool) -> Iterator[None]:
