@@ -227,12 +227,17 @@ def warning_of_unsaved_state(optimizer: Optimizer) -> str | None:
 
 
 def parameters_outside(optimizer: Optimizer, model: torch.nn.Module) -> int:
-    """Return how many parameters that ``optimizer`` trains are not ``model``'s."""
+    """Return how many parameters that ``optimizer`` trains are not ``model``'s.
+
+    Those that have no state were never updated, as a model that only guides a loss, unless no parameter has one.
+    """
     if isinstance(optimizer, LayerwiseOptimizer):  # it has a parameter that stands for those of the layers
         return 0
     own = {id(parameter) for parameter in model.parameters()}
+    held = getattr(optimizer, "state", None)
     trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return sum(parameter.requires_grad and id(parameter) not in own for parameter in trained)
+    others = [parameter for parameter in trained if parameter.requires_grad and id(parameter) not in own]
+    return sum(bool(held.get(parameter)) for parameter in others) if held else len(others)
 
 
 @contextmanager

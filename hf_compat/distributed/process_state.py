@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from hf_compat.distributed import collectives, processes
 from hf_compat.distributed.accelerate_state import accelerate_module
 from hf_compat.distributed.launch import Launch
 from hf_compat.environment import is_yes
+from hf_compat.errors import HFCompatWarning
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -184,7 +187,8 @@ class ProcessState:
         """Yield this rank's part of ``inputs``; the first ranks get one more item if they do not divide evenly.
 
         Args:
-            inputs: A list, tuple, tensor or dataset, or a dict of those with equal lengths.
+            inputs: A list, tuple, tensor or dataset, or a dict of those with equal lengths, whose values are replaced.
+                Of anything else each rank gets all, as with accelerate, and a warning says so.
             apply_padding: Repeat the last item so that every rank gets the same number.
 
         Raises:
@@ -201,24 +205,31 @@ class ProcessState:
         each, more = divmod(lengths.pop(), self.num_processes)
         start = self.process_index * each + min(self.process_index, more)
         own = slice(start, start + each + int(self.process_index < more))
-        wanted = each + int(more > 0) if apply_padding else 0
-        if isinstance(inputs, dict):
-            yield {key: _part(value, own, wanted) for key, value in inputs.items()}
-        else:
-            yield _part(inputs, own, wanted)
+        yield _part(inputs, own, each + int(more > 0) if apply_padding else 0)
 
 
 def _part(values: Any, indices: slice, wanted: int) -> Any:
     """Return ``values[indices]``, padded with the last value to ``wanted`` items."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            values[name] = _part(value, indices, wanted)
+        return values
     missing = max(wanted - (indices.stop - indices.start), 0)
-    if hasattr(values, "select") and not isinstance(values, torch.Tensor):  # slicing a dataset would return a dict
+    datasets = sys.modules.get("datasets")
+    if datasets is not None and isinstance(values, datasets.Dataset):  # slicing it would return a dict
         return values.select([*range(indices.start, indices.stop), *[len(values) - 1] * missing])
-    part = values[indices]
-    if missing == 0:
-        return part
+    if not isinstance(values, (list, tuple, torch.Tensor)):
+        warnings.warn(
+            f"`split_between_processes`: a {type(values).__name__} is not split. Like accelerate, every process gets "
+            'all of it. Pass a list, such as `list(dataset["prompt"])` of a column of a dataset.',
+            HFCompatWarning,
+            stacklevel=4,
+        )
+        return values
+    part: Any = values[indices]
     if isinstance(values, torch.Tensor):
         return torch.cat([part, *[values[-1:]] * missing])
-    return part + type(values)([values[-1]] * missing)
+    return part + values[-1:] * missing
 
 
 def _first_then_others(is_first: bool) -> Iterator[None]:

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import hf_compat
 from hf_compat import HFCompatWarning, Trainer
 from hf_compat.arguments.releases import installed_release
+from hf_compat.checkpoint import states
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.trainers import arguments
 
@@ -119,9 +120,12 @@ def test_averages_of_weights_in_half_precision(optim, cast, tmp_path):
 
 @pytest.mark.parametrize("fields", [{}, {"semantics": "corrected"}], ids=["as upstream", "corrected"])
 def test_parameters_of_a_loss_are_not_saved(fields, tmp_path):
-    """A loss trains a weight of its own: its averages are in the file, the weight is nowhere; a run says so once."""
-    model, scale = PlainModel(), torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.AdamW([*model.parameters(), scale], lr=0.01)
+    """A loss trains a weight of its own: its averages are in the file, the weight is nowhere; a run says so once.
+
+    One that gets no gradient, as those of a model that guides a loss, lacks nothing.
+    """
+    model, scale, guide = PlainModel(), torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([*model.parameters(), scale, guide], lr=0.01)
     args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, **fields)
     trainer = Trainer(
         model,
@@ -136,6 +140,7 @@ def test_parameters_of_a_loss_are_not_saved(fields, tmp_path):
     assert scale.item() != 1
     saved = torch.load(tmp_path / "checkpoint-2" / "optimizer.pt", weights_only=True)
     assert len(saved["state"]) == len(list(model.parameters())) + 1
+    assert states.parameters_outside(torch.optim.SGD([scale, guide]), model) == 2, "SGD keeps nothing of any"
 
 
 @pytest.mark.filterwarnings("ignore:`torch.cuda.amp.autocast:FutureWarning")  # grokadamw's

@@ -7,11 +7,13 @@ import io
 import itertools
 import os
 import resource
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
@@ -526,6 +528,15 @@ def members_of_the_accelerator(kit: Kit) -> None:
             kit.keep("split", part)
     with accelerator.split_between_processes([1, 2, 3], apply_padding=True) as part:
         kit.keep("split evenly", part)
+    column = Dataset.from_dict({"text": ["a", "b", "c"]})["text"]  # a list before datasets 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which tells that they are not split
+        for inputs in (np.arange(3), "abc", column, {"a": [1, 2, 3], "b": column}):
+            with accelerator.split_between_processes(inputs) as part:
+                parts = part if isinstance(part, dict) else {"": part}
+                kit.keep(
+                    "split if known", {name: list(values) for name, values in parts.items()} | {"": part is inputs}
+                )
     mark = Path(kit.output_dir, "mark")
     with accelerator.main_process_first():
         kit.keep("main process was first", mark.exists() or accelerator.is_main_process)
