@@ -68,7 +68,8 @@ SUPPORT: dict[str, Support] = {
     "DeviceStatsMonitor": works(f"{_LOGS}; also every so many batches of an evaluation. Needs one, and psutil."),
     "EarlyStopping": works(
         "Monitors metrics of evaluations (`eval_loss`) and logged ones (`loss`, `grad_norm`, `learning_rate`), after "
-        "each evaluation; under `eval_strategy='no'` after each epoch.",
+        "each evaluation; under `eval_strategy='no'` after each epoch. A resumed run has the `patience` that it was "
+        "given.",
         refuses=_WITHOUT_EVALUATION,
     ),
     "EMAWeightAveraging": works("As `WeightAveraging`.", refuses=_SHARDED),
