@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
@@ -403,8 +404,8 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Number of trainable parameters = {trainable:,}"
 
 
-# Warnings of a run: epochs untold, shares of shares, streams shuffled by the time, averages in half precision, changed
-# accumulation, unfrozen parameters, a plateau below zero.
+# Warnings of a run: epochs untold, shares of shares, streams shuffled by the time, averages in half precision, norms that
+# count twice, changed accumulation, unfrozen parameters, a plateau below zero.
 
 
 def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -496,6 +497,22 @@ def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: Wa
             f"{average} averages weights in {halves[0]}, to which small steps of the average are rounded: it may stay "
             "where it began, and the model after the run is the average. Train weights in float32, with `bf16=True`."
         )
+
+
+def warn_of_norms_counted_twice(model: nn.Module, warn_once: WarnOnce) -> None:
+    """Warn if a layer of ``model`` whose activations are checkpointed contains a BatchNorm whose averages move."""
+    for name, layer in model.named_modules():
+        kinds = (kind.__name__ for kind in type(layer).__mro__)
+        if getattr(layer, "gradient_checkpointing", False) and "GradientCheckpointingLayer" in kinds:
+            for inner, norm in layer.named_modules():
+                if isinstance(norm, _BatchNorm) and norm.track_running_stats and norm.momentum:
+                    warn_once(
+                        f"`activation_checkpointing` computes `{name}` twice for each batch, so that the averages of "
+                        f"the BatchNorm `{inner}` in it move twice, as in transformers: evaluations differ from those "
+                        "of a run without it, the trained weights do not. Set `activation_checkpointing=False`, or a "
+                        "smaller `momentum` of the norms: `1 - sqrt(1 - momentum)`."
+                    )
+                    return
 
 
 def warn_of_changed_accumulation(trainer: Trainer, warn_once: WarnOnce) -> None:

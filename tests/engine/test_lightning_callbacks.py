@@ -135,6 +135,17 @@ def backbone_finetuning(tmp_path):
     assert_resumes(tmp_path, lambda: BackboneFinetuning(1, lambda epoch: 1.0, should_align=False), trainer)
 
 
+def test_a_resumed_run_has_the_patience_that_it_was_given(tmp_path):
+    """A run that stopped after one evaluation without an improvement is resumed with more patience, to its end."""
+    stopped = trained_with(tmp_path, EarlyStopping("eval_loss", patience=1, min_delta=9.0), eval_steps=3)
+    assert stopped.state.global_step == 6
+    stopping = EarlyStopping("eval_loss", patience=9, min_delta=9.0)
+    resumed = trainer_with(tmp_path, stopping, eval_steps=3)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert resumed.state.global_step == 12
+    assert (stopping.patience, stopping.wait_count) == (9, 3)
+
+
 def test_a_run_resumes_in_the_epoch_that_adds_the_backbone(tmp_path):
     """It is added once: the weights are those of the unbroken run."""
 

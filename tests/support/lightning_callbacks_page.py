@@ -65,7 +65,8 @@ SUPPORT: dict[str, Row] = {
     "DeviceStatsMonitor": Row(f"{_LOGS}; also every so many batches of an evaluation. Needs one, and psutil."),
     "EarlyStopping": Row(
         "Monitors metrics of evaluations (`eval_loss`) and logged ones (`loss`, `grad_norm`, `learning_rate`), after "
-        "each evaluation; under `eval_strategy='no'` after each epoch.",
+        "each evaluation; under `eval_strategy='no'` after each epoch. A resumed run has the `patience` that it was "
+        "given.",
         refuses=_WITHOUT_EVALUATION,
     ),
     "EMAWeightAveraging": Row("As `WeightAveraging`.", refuses=_SHARDED),

@@ -304,3 +304,77 @@ def test_a_plateau_below_zero(loss, mode, rate, tmp_path):
     told = [str(w.message) for w in caught if "below 0" in str(w.message)]
     assert len(told) == (rate == 1.0)
     assert all("'threshold_mode': 'abs'" in text for text in told)
+
+
+def with_norm(momentum):
+    """Return a model of transformers with a layer of its own kind, which contains a BatchNorm."""
+    transformers = pytest.importorskip("transformers")
+    layers = pytest.importorskip("transformers.modeling_layers")
+
+    class Layer(layers.GradientCheckpointingLayer):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+            self.norm = nn.BatchNorm1d(16, momentum=momentum)
+
+        def forward(self, features):
+            return self.norm(self.linear(features))
+
+    class Model(transformers.PreTrainedModel):
+        config_class = transformers.PretrainedConfig
+        supports_gradient_checkpointing = True
+        _no_split_modules = ()
+        main_input_name = "features"
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.layer = Layer()
+            self.post_init()
+
+        def _init_weights(self, module):
+            pass
+
+        def forward(self, features, labels):
+            return {"loss": self.layer(features.requires_grad_()).square().sum(1).sub(labels).square().mean()}
+
+        def get_input_embeddings(self):
+            return nn.Embedding(1, 1)
+
+    torch.manual_seed(0)
+    return Model(transformers.PretrainedConfig())
+
+
+@pytest.mark.parametrize(
+    ("momentum", "checkpointing"),
+    [
+        pytest.param(0.19, True, id="counts twice"),
+        pytest.param(0.19, False, id="counts once"),
+        pytest.param(None, True, id="an average of all batches, which stays as it is"),
+    ],
+)
+def test_a_norm_in_a_checkpointed_layer(momentum, checkpointing, tmp_path):
+    """Its averages move twice for a batch, as in transformers, and a warning says so; 0.1 twice is 0.19 once."""
+    transformers = pytest.importorskip("transformers")
+
+    known = transformers.TrainingArguments.__dataclass_fields__
+    field = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
+
+    def trained(library, momentum, checkpointing=checkpointing):
+        fields = {field: checkpointing, "logging_steps": 50, "save_strategy": "no", "max_steps": 3}
+        trainer = trainers.new_trainer(tmp_path, library=library, model=with_norm(momentum), rows=16, **fields)
+        trainer.train()
+        norm = trainer.model.layer.norm
+        return norm.running_mean, norm.running_var, trainer.model.layer.linear.weight, norm.num_batches_tracked
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HFCompatWarning)
+        ours = trained(hf_compat, momentum)
+    told = [str(w.message) for w in caught if "BatchNorm" in str(w.message)]
+    assert [text for text in told if "`layer`" in text and "`norm`" in text] == told
+    assert len(told) == (checkpointing and momentum is not None)
+    assert ours[3] == (6 if checkpointing else 3)
+    assert all(map(torch.equal, ours, trained(transformers, momentum)))
+    if told:
+        with pytest.warns(HFCompatWarning, match=r"1 - sqrt\(1 - momentum\)"):
+            mended = trained(hf_compat, 0.1)
+        assert all(map(torch.allclose, mended[:3], trained(hf_compat, 0.19, checkpointing=False)[:3]))

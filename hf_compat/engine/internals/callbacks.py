@@ -12,6 +12,7 @@ from lightning.fabric.utilities.throughput import Throughput
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     Callback,
+    EarlyStopping,
     ModelCheckpoint,
     ModelPruning,
     OnExceptionCheckpoint,
@@ -67,11 +68,14 @@ def callback_states(pl_trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def restore_callback_states(pl_trainer: pl.Trainer, states: dict[str, Any]) -> None:
-    """Restore the state of each Lightning callback."""
+    """Restore the state of each Lightning callback; an ``EarlyStopping`` keeps the ``patience`` that it was given."""
+    given = {one: one.patience for one in pl_trainer.callbacks if isinstance(one, EarlyStopping)}  # type: ignore[attr-defined]
     for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, SpikeDetection) and not hasattr(callback, "running"):
             callback.running = callback.running_mean  # type: ignore[attr-defined]  # what `load_state_dict` reads
     _call_callbacks_load_state_dict(pl_trainer, {"callbacks": states})
+    for stopping, patience in given.items():
+        stopping.patience = patience
 
 
 def saved_checkpoint(pl_trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, Any]:
