@@ -148,7 +148,7 @@ def _check_averages(optimizer: Optimizer) -> None:
 
 
 class OptimizerStep:
-    """What is before and after the step of the Trainer's optimizer: clipping, and the schedule.
+    """Clips before a step of the Trainer's optimizer, and steps the schedule after it.
 
     The strategy steps ``trainer.optimizer``, which an override or a callback may replace; engines step their own.
 

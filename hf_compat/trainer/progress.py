@@ -404,8 +404,8 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Number of trainable parameters = {trainable:,}"
 
 
-# Warnings of a run: epochs untold, shares of shares, streams shuffled by the time, averages in half precision, norms that
-# count twice, changed accumulation, unfrozen parameters, a plateau below zero.
+# Warnings of a run: epochs untold, shares of shares, streams shuffled by the time, averages in half precision, norms
+# that count twice, changed accumulation, unfrozen parameters, a plateau below zero.
 
 
 def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
