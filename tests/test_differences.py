@@ -622,6 +622,20 @@ def test_noise_with_a_model_init(tmp_path):
     assert not trainer.model.get_input_embeddings()._forward_hooks
 
 
+@pytest.mark.parametrize("library", [transformers, hf_compat])
+def test_memory_after_an_error(library, tmp_path):
+    """An evaluation after a run that an error ended has metrics of memory; in transformers the run still measures."""
+
+    class Stops(library.TrainerCallback):
+        def on_step_begin(self, args, state, control, **given):
+            raise KeyboardInterrupt
+
+    trainer = short_trainer(library, tmp_path, callbacks=[Stops()], skip_memory_metrics=False)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert ("eval_mem_cpu_alloc_delta" in trainer.evaluate()) == (library is hf_compat)
+
+
 def test_texts_at_the_beginning_of_a_batch(tmp_path):
     """A stream's batch may begin with a list of texts, in which accelerate looks for the size of the batch."""
 

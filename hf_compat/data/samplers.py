@@ -193,10 +193,11 @@ def eval_sampler(
     length_column_name: str,
     model_input_name: str | None = None,
     seed: int | None = None,
+    world_size: int = 1,
 ) -> Sampler[Any] | None:
     """Return the sampler of an evaluation loader; None for a data set without length.
 
-    In order, or grouped by length where training groups by length.
+    In order, which several ranks leave to the loader, or grouped by length where training groups by length.
 
     Args:
         dataset: The evaluation data set.
@@ -205,11 +206,12 @@ def eval_sampler(
         length_column_name: As for :func:`train_sampler`.
         model_input_name: As for :func:`train_sampler`.
         seed: Seed of a generator for the grouping. Default: the global generator is used.
+        world_size: Ranks that evaluate.
     """
     if not has_length(dataset):
         return None
     if strategy != "group_by_length":
-        return SequentialSampler(dataset)
+        return SequentialSampler(dataset) if world_size <= 1 else None
     return LengthGroupedSampler(
         batch_size,
         dataset=dataset,

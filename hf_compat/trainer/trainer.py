@@ -628,6 +628,7 @@ class Trainer(metaclass=CountsCounterparts):
             args.eval_batch_size,
             **loaders.length_keywords(self.processing_class, args),
             seed=derived.order_seed(args) if self.semantics.eval_grouping_has_own_generator else None,
+            world_size=args.world_size,
         )
 
     def _set_signature_columns_if_needed(self) -> None:

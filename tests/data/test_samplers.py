@@ -8,10 +8,16 @@ import datasets
 import pytest
 import torch
 from accelerate.data_loader import SeedableRandomSampler as AccelerateSampler
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler as UpstreamSampler, get_length_grouped_indices
 
-from hf_compat.data.samplers import LengthGroupedSampler, SeedableRandomSampler, column_lengths, length_grouped_indices
+from hf_compat.data.samplers import (
+    LengthGroupedSampler,
+    SeedableRandomSampler,
+    column_lengths,
+    eval_sampler,
+    length_grouped_indices,
+)
 from hf_compat.errors import DataError
 
 SETTINGS = [
@@ -141,3 +147,19 @@ def test_lengths_of_a_column():
         assert [type(value) for value in found] == [int] * 3
     assert column_lengths(data, "size") is None
     assert column_lengths(ROWS, "length") is None
+
+
+def test_several_ranks_leave_the_order_to_the_loader():
+    """An evaluation in order has a sampler in one process alone, one by length on each rank, as in transformers."""
+    rows = [{"input_ids": [4] * length} for length in (1, 3, 2)]
+    kinds = {
+        (strategy, ranks): type(eval_sampler(rows, strategy, 2, length_column_name="length", world_size=ranks))
+        for strategy in ("random", "group_by_length")
+        for ranks in (1, 2)
+    }
+    assert kinds == {
+        ("random", 1): SequentialSampler,
+        ("random", 2): type(None),
+        ("group_by_length", 1): LengthGroupedSampler,
+        ("group_by_length", 2): LengthGroupedSampler,
+    }
