@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from hf_compat.distributed import collectives, processes
 from hf_compat.distributed.accelerate_state import accelerate_module
 from hf_compat.distributed.launch import Launch
 from hf_compat.environment import is_yes
-from hf_compat.errors import HFCompatWarning
+from hf_compat.errors import warn_user
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -219,11 +218,9 @@ def _part(values: Any, indices: slice, wanted: int) -> Any:
     if datasets is not None and isinstance(values, datasets.Dataset):  # slicing it would return a dict
         return values.select([*range(indices.start, indices.stop), *[len(values) - 1] * missing])
     if not isinstance(values, (list, tuple, torch.Tensor)):
-        warnings.warn(
+        warn_user(
             f"`split_between_processes`: a {type(values).__name__} is not split. Like accelerate, every process gets "
-            'all of it. Pass a list, such as `list(dataset["prompt"])` of a column of a dataset.',
-            HFCompatWarning,
-            stacklevel=4,
+            'all of it. Pass a list, such as `list(dataset["prompt"])` of a column of a dataset.'
         )
         return values
     part: Any = values[indices]
