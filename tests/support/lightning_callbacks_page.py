@@ -26,7 +26,7 @@ on as in plain Lightning, which does not call `on_train_epoch_start` there eithe
 The states of callbacks, and what they add to checkpoints in `on_save_checkpoint`, are in a checkpoint's `lightning.pt`;
 weights that they put into its `state_dict` become the checkpoint's weights.
 
-This page is generated from `hf_compat/engine/lightning_callbacks.py`.
+This page is generated from `tests/support/lightning_callbacks_page.py` and `hf_compat/engine/lightning_callbacks.py`.
 
 ## Several runs of one Trainer
 

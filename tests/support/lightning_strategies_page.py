@@ -16,7 +16,7 @@ environments. Each of Lightning's either works or is refused before training, wi
 By default the training arguments choose the strategy: `deepspeed`, `fsdp`, `parallelism_config`; otherwise DDP or, in
 one process, `DataParallel` or a single device.
 
-This page is generated from `hf_compat/engine/strategy_table.py` and `hf_compat/engine/strategies/choice.py`.
+This page is generated from `tests/support/lightning_strategies_page.py` and `hf_compat/engine/strategy_table.py`.
 """
 OF_INSTANCES = """\
 A name registered in Lightning's `StrategyRegistry` stands for an instance. A strategy named twice, here and by a field
