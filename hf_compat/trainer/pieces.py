@@ -315,7 +315,7 @@ def evaluating(
 
 
 def _adopt(backend: LightningBackend, pl_trainer: pl.Trainer) -> None:
-    """Have ``backend`` use ``pl_trainer`` and its strategy, unless it does: the Trainer may have run alone since."""
+    """Have ``backend`` use ``pl_trainer`` and its strategy, which another run of the Trainer may have replaced."""
     if backend.pl_trainer is not pl_trainer:
         backend.strategy.close()
         backend.adopt(pl_trainer)

@@ -404,7 +404,7 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Number of trainable parameters = {trainable:,}"
 
 
-# Warnings of a run: epochs untold, shares of shares, streams shuffled by the time, averages in half precision, norms
+# Warnings of a run: epochs untold, shares of shares, streams shuffled without a seed, averages in half precision, norms
 # that count twice, changed accumulation, unfrozen parameters, a plateau below zero.
 
 
@@ -462,9 +462,9 @@ _STREAMS_WITH_SHARES = {("litdata", "StreamingDataset"), ("streaming", "Streamin
 
 
 def warn_of_unseeded_shuffle(loader: object, batches: int, warn_once: WarnOnce) -> None:
-    """Warn if a run goes on after so many ``batches`` of a pass over a ``WebDataset`` that has another order each time.
+    """Warn if a run resumes after ``batches`` batches of an epoch of a ``WebDataset`` that is shuffled without a seed.
 
-    Whether other streams have is not known: batches that are read again may differ in what is drawn for them alone.
+    Of other streams it is not known: batches that are read again may differ by random augmentation alone.
     """
     stream: Any = getattr(loader, "dataset", None)
     stages = getattr(getattr(stream, "unsharded", stream), "pipeline", ())
@@ -476,9 +476,9 @@ def warn_of_unseeded_shuffle(loader: object, batches: int, warn_once: WarnOnce) 
     ]
     if batches and any(each.get("rng") is None and each.get("seed") is None for each in given):
         warn_once(
-            "`train_dataset` is a `WebDataset` that is shuffled by the time, in another order than before the "
-            "checkpoint: the rest of this epoch has samples again, and others never. Pass a `seed` to `shuffle`, and "
-            "to `WebDataset` if it shuffles shards."
+            "`train_dataset` is a `WebDataset` that is shuffled without a seed, now in another order than before the "
+            "checkpoint: the rest of this epoch repeats some samples and leaves out others. Pass a `seed` to "
+            "`shuffle`, and to `WebDataset` if it shuffles shards."
         )
 
 
@@ -500,17 +500,18 @@ def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: Wa
 
 
 def warn_of_norms_counted_twice(model: nn.Module, warn_once: WarnOnce) -> None:
-    """Warn if a layer of ``model`` whose activations are checkpointed contains a BatchNorm whose averages move."""
+    """Warn if a layer of ``model`` with activation checkpointing contains a BatchNorm with running statistics."""
     for name, layer in model.named_modules():
         kinds = (kind.__name__ for kind in type(layer).__mro__)
         if getattr(layer, "gradient_checkpointing", False) and "GradientCheckpointingLayer" in kinds:
             for inner, norm in layer.named_modules():
                 if isinstance(norm, _BatchNorm) and norm.track_running_stats and norm.momentum:
                     warn_once(
-                        f"`activation_checkpointing` computes `{name}` twice for each batch, so that the averages of "
-                        f"the BatchNorm `{inner}` in it move twice, as in transformers: evaluations differ from those "
-                        "of a run without it, the trained weights do not. Set `activation_checkpointing=False`, or a "
-                        "smaller `momentum` of the norms: `1 - sqrt(1 - momentum)`."
+                        f"`activation_checkpointing` computes `{name}` twice for each batch, so that the running "
+                        f"statistics of the BatchNorm `{inner}` in it are updated twice, as in transformers: "
+                        "evaluations differ from those of a run without it, the trained weights do not. Set "
+                        "`activation_checkpointing=False`, or a smaller `momentum` of the norms: "
+                        "`1 - sqrt(1 - momentum)`."
                     )
                     return
 

@@ -194,13 +194,13 @@ class CheckpointSaving:
                 launch=launch,
                 writes_files=writes,
                 timeout=args.ddp_timeout_delta,
-                then=self._follow,
+                then=self._push_and_rotate,
                 must_finish=self._must_finish_first,
             )
         else:
             save = partial(self._save_at_once, output_dir, writes)
             self._writer.write(folder, save, step=step, launch=launch, writes_files=writes)
-            self._follow(folder)
+            self._push_and_rotate(folder)
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
@@ -262,8 +262,8 @@ class CheckpointSaving:
 
     # ---- after it is complete ----
 
-    def _follow(self, folder: Path) -> None:
-        """Push the complete checkpoint ``folder``, and delete others."""
+    def _push_and_rotate(self, folder: Path) -> None:
+        """Push the complete checkpoint ``folder``, and delete old ones."""
         if self._trainer.args.push_to_hub:
             self._trainer._push_from_checkpoint(str(folder))
         self._trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))

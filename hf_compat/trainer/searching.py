@@ -171,6 +171,10 @@ _OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
 """Keywords of ``Study.optimize``; all others are passed to ``create_study``."""
 
 
+def _optuna() -> ModuleType:
+    return require_package("optuna", extra="optuna", purpose="`hyperparameter_search(backend='optuna')`")
+
+
 def run_optuna(
     trainer: Trainer,
     n_trials: int,
@@ -192,7 +196,7 @@ def run_optuna(
         SearchError: If ``n_jobs`` is not 1: parallel trials would share one Trainer.
         ValueError: If no trial was completed, as in optuna.
     """
-    optuna = require_package("optuna", extra="optuna", purpose="`hyperparameter_search(backend='optuna')`")
+    optuna = _optuna()
     optimize = {name: kwargs.pop(name) for name in _OPTIMIZE if name in kwargs}
     if optimize.get("n_jobs", 1) != 1:
         raise SearchError(
@@ -215,7 +219,7 @@ def _train_optuna_trial(
 
     A trial that an error or the user ends keeps its model, as in transformers, since it may have ended the search.
     """
-    optuna = require_package("optuna", extra="optuna", purpose="`hyperparameter_search(backend='optuna')`")
+    optuna = _optuna()
     trainer.objective = None
     try:
         trainer.train(trial=trial)
@@ -237,7 +241,7 @@ def report_to_optuna(trainer: Trainer, trial: optuna.Trial, step: int, metrics: 
     Raises:
         optuna.TrialPruned: If the trial is pruned, after ``on_train_end``.
     """
-    optuna = require_package("optuna", extra="optuna", purpose="`hyperparameter_search(backend='optuna')`")
+    optuna = _optuna()
     if not hasattr(trial, "study") or len(trial.study.directions) > 1:
         return
     trial.report(trainer.objective, step)

@@ -365,6 +365,15 @@ def test_checkpoint_without_its_name(tmp_path, dead_pid, kinds, left):
     assert left is None or (tmp_path / "checkpoint-1" / "content.txt").read_text() == left
 
 
+def test_two_that_recover_one_checkpoint(tmp_path, dead_pid, monkeypatch):
+    """Another node that shares the folder gives it its name first, once both have seen that it is complete."""
+    orphan = hidden(tmp_path, "partial", pid=dead_pid)
+    write_marker(orphan, step=1)
+    monkeypatch.setattr(publish, "_is_ready", lambda found: bool(found.path.rename(found.final)))
+    publish.clean_orphans(tmp_path)
+    assert names_in(tmp_path) == ["checkpoint-1"]
+
+
 def test_orphan_under_our_own_process_id(tmp_path):
     """A container's first process has the same id each time: what this very process did not begin is an orphan."""
     orphan = hidden(tmp_path, "partial")

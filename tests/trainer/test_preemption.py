@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
@@ -185,6 +186,22 @@ def test_workers_are_torchs_own_again():
             pass
         assert torch_worker._worker_loop is not theirs
     assert torch_worker._worker_loop is theirs
+
+
+def test_a_patch_of_the_loader_outlives_a_run(monkeypatch):
+    """What other code has put in place of a loader's method starts the workers of the run, and is there afterwards."""
+    made, iterator = [], DataLoader._get_iterator
+
+    def noting(loader):
+        made.append(loader)
+        return iterator(loader)
+
+    monkeypatch.setattr(DataLoader, "_get_iterator", noting)
+    loader = DataLoader([0])
+    with ignoring_signals([signal.SIGTERM]):
+        assert list(loader) == [torch.tensor([0])]
+    assert made == [loader]
+    assert DataLoader._get_iterator is noting
 
 
 def test_worker_that_hangs_is_ended_by_its_run():
