@@ -156,16 +156,13 @@ class WindowLoader:
     def begin_epoch(self) -> None:
         """Set the epoch of the loader, unless that comes later, and take its length.
 
-        A resumed epoch is as long as what is done of it and what is left.
+        A resumed epoch is as long as all of it, not as what is left.
         """
         epoch = self._next_epoch()
         if not self._skips_before_telling_epoch:
             _tell_epoch(self._loader, epoch)  # by which it may get another length
         if self.follows_length:
-            start, length = self._start, len(self._loader)  # type: ignore[arg-type]  # it has a length
-            if start is not None and start.epoch == epoch and has_length(start.rest):
-                length = start.batches + len(start.rest)
-            self._epoch_plan = self._plan.with_epoch_of(length)
+            self._epoch_plan = self._plan.with_epoch_of(len(self._loader))  # type: ignore[arg-type]  # it has a length
 
     def replace(self, loader: Any) -> None:
         """Read ``loader`` from the next epoch on.
