@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.errors import DataError, LoaderError, described
@@ -82,87 +82,69 @@ class ResumePosition:
     """The loader of the remaining batches of the epoch."""
 
 
-class WindowSource(Protocol):
-    """The loop that trains on the windows, by the methods that draw them."""
-
-    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
-        """Return the next ``count`` of ``batches``, or fewer, and their number of items."""
-
-    def should_stop(self) -> bool:
-        """Return whether the epoch ends now."""
-
-    def restore_rng(self) -> None:
-        """Restore the random generators, once the batches before the resumed position are skipped."""
-
-    def warn_of_empty_epoch(self) -> None:
-        """Warn of an epoch without a batch."""
-
-
 class WindowLoader:
-    """An iterable of the windows of one epoch after another.
+    """The windows of each epoch, for Lightning and for the loop: how many, of how many batches, from which loader.
 
-    ``iter`` is lazy: nothing is loaded, and no random number drawn, before the first window is requested. Lightning
-    calls it before the first hook of the epoch.
-
-    Attributes:
-        loader: The loader of the current epoch; in a resumed epoch that of the remaining batches.
-        follows_length: Whether each epoch has as many batches as the loader has when the epoch begins.
+    The loop draws them itself. This is Lightning's ``train_dataloader``; iterating over it yields the loader's batches.
 
     Args:
         loader: The train loader, an iterable of batches.
         plan: The number of windows per epoch and of batches per window.
-        source: Draws the batches of a window.
-        next_epoch: Returns the epoch of the next ``iter``.
         start: Where a resumed run starts. Default: at the beginning.
-        restores_without_batches: Whether the generators are restored even if no batch of the resumed epoch is left.
-        asks_empty_loader: Whether a batch of a loader of length 0 is requested, which may draw random numbers.
         skips_before_telling_epoch: Whether the loader gets the epoch when it is read, in a resumed epoch that of the
             remaining batches; otherwise the one of all batches gets it as the epoch begins.
-        asks_to_the_end: Whether all planned windows of an epoch are requested, also those after the end of its data:
-            the source may have an effect each time, or have more batches later.
-        follows_length: See above. Otherwise each epoch has as many as the plan says.
+        follows_length: See below. Otherwise each epoch has as many batches as the plan says.
+
+    Attributes:
+        train_loader: The train loader, of which the next epoch is read.
+        loader: The loader of the current epoch; in a resumed epoch that of the remaining batches.
+        plan: The windows and batches of the current epoch.
+        start: See above.
+        follows_length: Whether each epoch has as many batches as the loader has when the epoch begins.
     """
 
     def __init__(
         self,
         loader: Iterable[Any],
         plan: RunPlan,
-        source: WindowSource,
-        next_epoch: Callable[[], int],
         start: ResumePosition | None = None,
         *,
-        restores_without_batches: bool = True,
-        asks_empty_loader: bool = True,
         skips_before_telling_epoch: bool = True,
-        asks_to_the_end: bool = False,
         follows_length: bool = False,
     ) -> None:
         self.loader: Any = loader
-        self._loader = loader
-        self._plan = self._epoch_plan = plan
-        self._source = source
-        self._next_epoch = next_epoch
-        self._start = start
-        self._restores_without_batches = restores_without_batches
-        self._asks_empty_loader = asks_empty_loader
+        self.train_loader: Any = loader
+        self.plan = plan
+        self.start, self._epoch = start, 0
         self._skips_before_telling_epoch = skips_before_telling_epoch
-        self._asks_to_the_end = asks_to_the_end
         self.follows_length = follows_length
 
     def __len__(self) -> int:
         """Return the number of windows of a full epoch; an upper bound if the train loader has no length."""
-        return self._epoch_plan.update_steps_per_epoch
+        return self.plan.update_steps_per_epoch
 
-    def begin_epoch(self) -> None:
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the epoch; nothing is loaded before the first: Lightning calls it ahead of its hooks."""
+        yield from self.loader
+
+    def begin_epoch(self, epoch: int) -> None:
         """Set the epoch of the loader, unless that comes later, and take its length.
 
         A resumed epoch is as long as all of it, not as what is left.
         """
-        epoch = self._next_epoch()
+        self._epoch = epoch
         if not self._skips_before_telling_epoch:
-            _tell_epoch(self._loader, epoch)  # by which it may get another length
+            _tell_epoch(self.train_loader, epoch)  # by which it may get another length
         if self.follows_length:
-            self._epoch_plan = self._plan.with_epoch_of(len(self._loader))  # type: ignore[arg-type]  # it has a length
+            self.plan = self.plan.with_epoch_of(len(self.train_loader))
+
+    def epoch_start(self) -> ResumePosition:
+        """Return where the epoch begins, with the loader that it reads."""
+        start = self.start
+        if start is None or start.epoch != self._epoch:
+            start = ResumePosition(self._epoch, 0, 0, self.train_loader)
+        self.loader = start.rest
+        return start
 
     def replace(self, loader: Any) -> None:
         """Read ``loader`` from the next epoch on.
@@ -170,28 +152,37 @@ class WindowLoader:
         Raises:
             DataError: If it has another length: the update steps of a run are planned with that of the first.
         """
-        lengths = [len(one) for one in (self._loader, loader) if has_length(one)]
+        lengths = [len(one) for one in (self.train_loader, loader) if has_length(one)]
         if len(set(lengths)) > 1:
             raise DataError(
                 f"`reload_dataloaders_every_n_epochs`: the new train loader has {lengths[1]} batches, the first had "
                 f"{lengths[0]}, for which update steps and learning rates are planned. Return a loader of the same "
                 "length."
             )
-        self._loader = loader
+        self.train_loader = loader
 
-    def _tell_rest(self, start: ResumePosition) -> None:
+    def tell_epoch(self, start: ResumePosition) -> None:
+        """Set the epoch of what is read from ``start`` on."""
         if self._skips_before_telling_epoch:
             _tell_epoch(start.rest, start.epoch)
         elif isinstance(start.rest, PreparedDataLoader):
             start.rest.iteration = start.epoch
-        dataset = getattr(self._loader, "dataset", None)
+        dataset = getattr(self.train_loader, "dataset", None)
         stream: Any = getattr(dataset, "unsharded", dataset)
-        if start is self._start and isinstance(getattr(stream, "next_epoch", None), int):
+        if start is self.start and isinstance(getattr(stream, "next_epoch", None), int):
             stream.next_epoch = start.epoch  # a stream of mosaicml-streaming, which counts its passes in this process
 
-    def _windows_of(self, drawn: list[Any], num_items: Any, start: ResumePosition, position: int) -> list[Window]:
+    def sizes(self, start: ResumePosition) -> Iterator[int]:
+        """Yield how many batches to draw for each window from ``start`` on; the last gets what the plan has left."""
+        plan, position = self.plan, start.batches
+        for index in range(start.windows + 1, plan.update_steps_per_epoch + 1):
+            is_last = index == plan.update_steps_per_epoch
+            yield plan.batches_per_epoch - position if is_last else plan.accumulate
+            position += plan.accumulate
+
+    def split(self, drawn: list[Any], num_items: Any, start: ResumePosition, position: int) -> list[Window]:
         """Return the windows of ``drawn``, after ``position`` batches: one, unless an update step ends among them."""
-        plan, windows, begin = self._epoch_plan, [], 0
+        plan, windows, begin = self.plan, [], 0
         for number in range(1, len(drawn) + 1):
             end = position + number
             ends_update = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
@@ -211,57 +202,17 @@ class WindowLoader:
                 begin = number
         return windows
 
-    def __iter__(self) -> Iterator[Window]:
-        """Yield the windows of the next epoch until it ends or a callback stops it."""
-        epoch = self._next_epoch()
-        resumed = self._start if self._start is not None and self._start.epoch == epoch else None
-        start = resumed or ResumePosition(epoch, 0, 0, self._loader)
-        self.loader = start.rest
-        restores = resumed is not None
-        if restores and start.batches == 0:
-            self._source.restore_rng()
-            restores = False
-        self._tell_rest(start)
-        plan = self._epoch_plan
-        if not (plan.batches_per_epoch or self._asks_empty_loader):
-            self._source.warn_of_empty_epoch()
-            return
-        batches = iter(start.rest)
-        position = asked = start.batches
-        makes_updates = stops = False
-        for index in range(start.windows, plan.update_steps_per_epoch):
-            is_last = index == plan.update_steps_per_epoch - 1
-            count = plan.batches_per_epoch - asked if is_last else plan.accumulate
-            asked += count
-            drawn, num_items = _checked(self._source.draw_window(batches, count))
-            if restores and (drawn or self._restores_without_batches):
-                self._source.restore_rng()
-                restores = False
-            if drawn:
-                # No batch is kept here while the window is trained on, nor later: Lightning does not read to the end.
-                windows = self._windows_of(drawn, num_items, start, position)
-                position += len(drawn)
-                makes_updates = makes_updates or windows[0].is_complete
-                del drawn, num_items
-                yield windows.pop(0)
-                while windows and not self._source.should_stop():
-                    yield windows.pop(0)
-            elif not self._asks_to_the_end:
-                break
-            if self._source.should_stop():
-                stops = True
-                break
-        self._end_epoch(position, is_short=start.batches == 0 and not (makes_updates or stops))
+    def check_end(self, start: ResumePosition, position: int) -> None:
+        """Check an epoch from ``start`` on that ended after ``position`` batches, and without an update step.
 
-    def _end_epoch(self, position: int, *, is_short: bool) -> None:
-        plan = self._plan
-        if position == 0:
-            self._source.warn_of_empty_epoch()
-        elif plan.num_train_epochs == sys.maxsize and is_short:
+        Raises:
+            DataError: If training would never end.
+        """
+        if self.plan.num_train_epochs == sys.maxsize and start.batches == 0:
             raise DataError(
-                f"`gradient_accumulation_steps={plan.accumulate}`: `train_dataset` yielded {position} batches in a "
-                "pass, too few for an update step, and training would never end. Set it to at most that number, lower "
-                "`per_device_train_batch_size`, or have the dataset repeat its samples."
+                f"`gradient_accumulation_steps={self.plan.accumulate}`: `train_dataset` yielded {position} batches in "
+                "a pass, too few for an update step, and training would never end. Set it to at most that number, "
+                "lower `per_device_train_batch_size`, or have the dataset repeat its samples."
             )
 
 
@@ -270,7 +221,7 @@ def _tell_epoch(loader: Any, epoch: int) -> None:
         loader.set_epoch(epoch)
 
 
-def _checked(drawn: Any) -> tuple[list[Any], Any]:
+def checked_draw(drawn: Any) -> tuple[list[Any], Any]:
     """Return what ``get_batch_samples`` of the Trainer returned.
 
     Raises:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.arguments.releases import effective_args
 from hf_compat.callbacks.handler import close_progress_bars
-from hf_compat.data.windows import ResumePosition, Window, WindowLoader
+from hf_compat.data.windows import ResumePosition, Window, WindowLoader, checked_draw
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.internals.loops import allow_next_step, continues_epoch, may_stop
 from hf_compat.engine.internals.stepping import TrainingLoop
@@ -27,6 +27,7 @@ from hf_compat.optim.losses import check_loss
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_override, check_is_module, is_overridden
 from hf_compat.plan import ResumeOffset
+from hf_compat.trainer.loaders import is_carried_on
 from hf_compat.trainer.optimization import OptimizerStep
 from hf_compat.trainer.preemption import Preemption
 from hf_compat.trainer.progress import (
@@ -62,19 +63,16 @@ class UpdateLoop(TrainingLoop):
     Args:
         pl_trainer: The Lightning trainer, before it trains; this becomes its loop.
         run: The run, with the hooks of the fit.
-
-    Attributes:
-        windows: The windows of each epoch, set before the fit.
+        windows: How many windows each epoch has, and from which loader.
     """
 
-    windows: WindowLoader
     _run: WeakAttribute[TrainingRun] = WeakAttribute()
     _fit: tuple[TrainingRun, RunHooks, Trainer]
     """What every batch reads, kept from the begin of the first epoch to the end of the fit."""
 
-    def __init__(self, pl_trainer: pl.Trainer, run: TrainingRun) -> None:
+    def __init__(self, pl_trainer: pl.Trainer, run: TrainingRun, windows: WindowLoader) -> None:
         super().__init__(pl_trainer, HFModule, ModelStrategy)
-        self._run = run
+        self._run, self.windows = run, windows
 
     def advance(self, window: Window) -> None:  # type: ignore[override]  # Lightning's is given what fetches it
         """Make one update step; none if the data set has ended within the window."""
@@ -165,11 +163,48 @@ class UpdateLoop(TrainingLoop):
         """Begin an epoch with its windows, none of which is drawn yet."""
         super().on_run_start(data_fetcher)
         self._fit = self._run, self._run.hooks, self._run.trainer
-        self.batches = iter(self.windows)
+        self.batches = self.draw_windows()
         if self.windows.follows_length:
             self.expect(len(self.windows))
 
-    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
+    def draw_windows(self) -> Iterator[Window]:
+        """Yield the windows of the epoch until it ends or a callback stops it."""
+        (_, hooks, trainer), windows = self._fit, self.windows
+        semantics, start = trainer.semantics, windows.epoch_start()
+        restores = start is windows.start
+        if restores and start.batches == 0:
+            hooks.resume.restore_rng()
+            restores = False
+        windows.tell_epoch(start)
+        reads = windows.plan.batches_per_epoch or semantics.asks_empty_loader
+        # Also after the end of the data: an override may have an effect each time, or more batches later.
+        asks_to_the_end = is_overridden(trainer.get_batch_samples) or is_carried_on(windows.train_loader)
+        batches, position, makes_updates = iter(start.rest if reads else ()), start.batches, False
+        for count in windows.sizes(start) if reads else ():
+            drawn, num_items = self.draw(batches, count)
+            if restores and (drawn or semantics.restores_rng_without_batches):
+                hooks.resume.restore_rng()
+                restores = False
+            if drawn:
+                # No batch is kept here while the window is trained on, nor later: Lightning does not read to the end.
+                found = windows.split(drawn, num_items, start, position)
+                position += len(drawn)
+                makes_updates = makes_updates or found[0].is_complete
+                del drawn, num_items
+                yield found.pop(0)
+                while found and not self.should_stop():
+                    yield found.pop(0)
+            elif not asks_to_the_end:
+                break
+            if self.should_stop():
+                makes_updates = True
+                break
+        if position == 0:
+            self.end_empty_epoch()
+        elif not makes_updates:
+            windows.check_end(start, position)
+
+    def draw(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the next ``count`` of ``batches``, or fewer, and their number of items."""
         run, hooks, trainer = self._fit
         preemption = hooks.preemption
@@ -177,21 +212,18 @@ class UpdateLoop(TrainingLoop):
         try:
             if preemption is not None and preemption.reads_together:
                 batches = preemption.read_together(batches, count)
-            return trainer.get_batch_samples(batches, count, trainer.args.device)
+            drawn = trainer.get_batch_samples(batches, count, trainer.args.device)
         except Exception:  # of any class, where a batch is lost with the worker that sent it
             run.exit_if_preempted()
             raise
+        return checked_draw(drawn)
 
     def should_stop(self) -> bool:
         """Return whether a callback has requested the end of the epoch or of training."""
         control = self._fit[2].control
         return control.should_epoch_stop or (control.should_training_stop and may_stop(self.trainer))
 
-    def restore_rng(self) -> None:
-        """Restore the random states of the resumed checkpoint."""
-        self._fit[1].resume.restore_rng()
-
-    def warn_of_empty_epoch(self) -> None:
+    def end_empty_epoch(self) -> None:
         """Warn that the train loader yielded no batch in an epoch, and stop the training."""
         run, _, trainer = self._fit
         state = trainer.state
@@ -316,7 +348,7 @@ class RunHooks(IdleHooks):
             self._loaded_at = epoch
         if self._keeps_past:
             self.progress.counters.past = None
-        self.run.windows.begin_epoch()
+        self.run.windows.begin_epoch(epoch)
         trainer = self.trainer
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
 

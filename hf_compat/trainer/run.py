@@ -35,11 +35,11 @@ from hf_compat.memory import WeakAttribute
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import unwrap_model
 from hf_compat.optim.prepared import share_states
-from hf_compat.overriding import WarnOnce, call_override, is_overridden
+from hf_compat.overriding import WarnOnce, call_override
 from hf_compat.plan import RunPlan
 from hf_compat.plan.plan import from_values, limited, samples_per_update_step
 from hf_compat.trainer.batch_size import with_smaller_batches
-from hf_compat.trainer.loaders import is_carried_on, share_sequences, warn_of_lost_steps
+from hf_compat.trainer.loaders import share_sequences, warn_of_lost_steps
 from hf_compat.trainer.loop import RunHooks, UpdateLoop
 from hf_compat.trainer.optimization import RunOptimization
 from hf_compat.trainer.outputs import TrainOutput
@@ -98,36 +98,6 @@ def _log_as_the_trainer(run: TrainingRun, plan: RunPlan, pl_trainer: pl.Trainer)
             "Set `logging_steps`, or `lightning={'log_every_n_steps': ...}`.",
             *(", ".join(names), interval, plan.max_steps),
         )
-
-
-def windows_of(
-    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, pl_trainer: pl.Trainer
-) -> WindowLoader:
-    """Return the windows of a fit of ``pl_trainer``, in whose loop they are trained on.
-
-    Args:
-        run: The run, with its hooks.
-        plan: Epochs, update steps and batches of the fit.
-        loader: The train loader.
-        start: Where a resumed run starts; None for the beginning.
-        pl_trainer: The Lightning trainer.
-    """
-    semantics, loop, epochs = run.trainer.semantics, UpdateLoop(pl_trainer, run), weakref.proxy(pl_trainer)
-    loop.windows = WindowLoader(
-        loader,
-        plan,
-        weakref.proxy(loop),  # which has the windows itself, as the Lightning trainer has
-        lambda: epochs.current_epoch,
-        start,
-        restores_without_batches=semantics.restores_rng_without_batches,
-        asks_empty_loader=semantics.asks_empty_loader,
-        skips_before_telling_epoch=semantics.skips_before_telling_epoch,
-        asks_to_the_end=is_overridden(run.trainer.get_batch_samples) or is_carried_on(loader),
-        follows_length=not semantics.plans_equal_epochs
-        and has_length(loader)
-        and len(loader) == plan.batches_per_epoch,
-    )
-    return loop.windows
 
 
 # `TrainingRun`: one call of `train()`, with one fit or, under `auto_find_batch_size`, several.
@@ -372,7 +342,17 @@ class TrainingRun:
     ) -> WindowLoader:
         """Have the fit start at ``start``, None for the beginning; return its windows."""
         _log_as_the_trainer(self, plan, pl_trainer)
-        windows = self.windows = windows_of(self, plan, loader, start, pl_trainer)
+        semantics = self.trainer.semantics
+        windows = self.windows = WindowLoader(
+            loader,
+            plan,
+            start,
+            skips_before_telling_epoch=semantics.skips_before_telling_epoch,
+            follows_length=not semantics.plans_equal_epochs
+            and has_length(loader)
+            and len(loader) == plan.batches_per_epoch,
+        )
+        UpdateLoop(pl_trainer, self, windows)  # which becomes the loop of `pl_trainer`
         self.backend.begin_fit(self.trainer.callback_handler.train_dataloader, module.connect(self))
         if start is not None:
             step = self.trainer.state.global_step

@@ -1,125 +1,120 @@
 """Windows: which batches make an update step, also at the end of an epoch and after a resume."""
 
 import weakref
-from types import SimpleNamespace
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset
+import lightning.pytorch as pl
 
-from hf_compat.data.loader import prepare_dataloader
-from hf_compat.data.skipping import skip_batches
-from hf_compat.data.windows import ResumePosition, WindowLoader
-from hf_compat.plan import build_plan
+from hf_compat import Trainer, TrainerCallback
+from tests.support.helpers import WIDTH, ListDataset, Stream
+from tests.support.trainers import new_trainer
 
 
-class Source:
-    """Draws batches as the Trainer does and counts what it is told."""
+class Windows(pl.Callback):
+    """Keeps the numbers of the samples of each window, and whether the window ends in an update step."""
 
-    def __init__(self, stop_after=None):
-        self.drawn, self.restored, self.empty, self.stop_after = 0, [], 0, stop_after
+    def __init__(self):
+        self.seen, self.last = [], None
 
-    def draw_window(self, batches, count):
-        window = [batch for _, batch in zip(range(count), batches, strict=False)]
-        self.drawn += len(window)
-        return window, len(window)
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        numbers = [int(number) for one in batch.batches for number in one["features"][:, 0]]
+        self.seen.append((numbers, batch.is_complete))
+        self.last = weakref.ref(batch.batches[0]["features"])
 
-    def should_stop(self):
-        return self.stop_after is not None and self.drawn >= self.stop_after
-
-    def restore_rng(self):
-        self.restored.append(self.drawn)
-
-    def warn_of_empty_epoch(self):
-        self.empty += 1
+    def on_train_epoch_end(self, trainer, pl_module):
+        assert self.last is None or self.last() is None, "the last window is freed, although nothing reads on"
 
 
-class Numbers(IterableDataset):
-    """The numbers 0 to ``count - 1``, without a length."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __iter__(self):
-        return iter(range(self.count))
-
-
-def window_loader(loader, *, batches, accumulate, epoch=0, start=None, source=None, max_steps=-1):
-    """Return the ``WindowLoader`` of a run."""
-    args = SimpleNamespace(gradient_accumulation_steps=accumulate, max_steps=max_steps, num_train_epochs=3)
-    plan = build_plan(args, batches=batches, examples=batches, samples_per_update_step=accumulate)
-    return WindowLoader(loader, plan, source or Source(), lambda: epoch, start)
+def trainer_of(folder, count, *, data=ListDataset, callbacks=(), kind=None, **fields):
+    """Return a Trainer of batches with one number each, in order, and what keeps its windows."""
+    rows = data([{"features": [float(number)] * WIDTH, "labels": 0} for number in range(count)])
+    fields = {"per_device_train_batch_size": 1, "num_train_epochs": 1, "train_sampling_strategy": "sequential"} | fields
+    windows = Windows()
+    made = new_trainer(folder, kind, train_dataset=rows, callbacks=[windows, *callbacks], **fields)
+    return made, windows
 
 
-def windows(loader, **given):
-    """Return the windows of one epoch as lists of numbers, and whether each makes an update step."""
-    found = window_loader(loader, **given)
-    return [(torch.cat(window.batches).tolist(), window.is_complete) for window in found]
+class Counting(Trainer):
+    """Counts the batches that are drawn before random states are restored."""
+
+    drawn, restored = 0, ()
+
+    def get_batch_samples(self, *args):
+        batches, items = super().get_batch_samples(*args)
+        self.drawn += len(batches)
+        return batches, items
+
+    def _load_rng_state(self, checkpoint):
+        self.restored += (self.drawn,)
+        super()._load_rng_state(checkpoint)
 
 
-def test_windows_of_an_epoch():
+class StopsEpoch(TrainerCallback):
+    """Requests the end of an epoch after its first update step."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop = True
+
+
+class Reads(pl.Callback):
+    """Reads Lightning's train loader at the end of the fit."""
+
+    def on_train_end(self, trainer, pl_module):
+        self.found = [batch["features"][0, 0].item() for batch in trainer.train_dataloader]
+
+
+def test_windows_of_an_epoch(tmp_path):
     """Batches are grouped in order; the last window is short and still steps."""
-    loader = DataLoader(range(5), batch_size=1)
-    assert windows(loader, batches=5, accumulate=2) == [([0, 1], True), ([2, 3], True), ([4], True)]
+    trainer, windows = trainer_of(tmp_path, 5, gradient_accumulation_steps=2)
+    trainer.train()
+    assert windows.seen == [([0, 1], True), ([2, 3], True), ([4], True)]
 
 
-def test_the_last_window_is_not_kept():
-    """Lightning reads no further than the last window; its batches are freed with it nevertheless."""
-    found = iter(window_loader(prepare_dataloader(DataLoader(range(3), batch_size=1)), batches=3, accumulate=2))
-    next(found)
-    last = next(found)
-    batch = weakref.ref(last.batches[0])
-    assert batch().tolist() == [2]
-    del last
-    assert batch() is None
-
-
-def test_iterable_cut_short_leaves_a_window_without_step():
+def test_iterable_cut_short_leaves_a_window_without_step(tmp_path):
     """Where no length is known, a window that an ending data set cut short makes no update step, as upstream."""
-    loader = prepare_dataloader(DataLoader(Numbers(3), batch_size=1))
-    assert windows(loader, batches=None, accumulate=2, max_steps=4) == [([0, 1], True), ([2], False)]
+    trainer, windows = trainer_of(tmp_path, 3, data=Stream, gradient_accumulation_steps=2, max_steps=3)
+    trainer.train()
+    assert windows.seen == [([0, 1], True), ([2], False), ([0, 1], True), ([2], False), ([0, 1], True)]
 
 
-def test_resume_goes_on_after_the_windows_done():
-    """A resumed epoch leaves out the windows already done, then restores the random generators, once."""
-    source = Source()
-    loader = prepare_dataloader(DataLoader(range(6), batch_size=1))
-    assert windows(
-        loader, batches=6, accumulate=2, start=ResumePosition(0, 1, 2, skip_batches(loader, 2)), source=source
-    ) == [
-        ([2, 3], True),
-        ([4, 5], True),
-    ]
-    assert source.restored == [2]
+def test_resume_goes_on_after_the_windows_done(tmp_path):
+    """A resumed epoch leaves out the windows already done, and restores random states once, after its first draw."""
+    fields = {"gradient_accumulation_steps": 2, "save_steps": 1}
+    trainer_of(tmp_path, 6, **fields)[0].train()
+    trainer, windows = trainer_of(tmp_path, 6, kind=Counting, **fields)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert windows.seen == [([2, 3], True), ([4, 5], True)]
+    assert trainer.restored == (2,)
 
 
-def test_resume_at_an_epoch_boundary_restores_before_drawing():
-    """With nothing to leave out the generators are restored before the epoch's first draw."""
-    source = Source()
-    loader = DataLoader(range(2), batch_size=1)
-    windows(loader, batches=2, accumulate=1, epoch=1, start=ResumePosition(1, 0, 0, loader), source=source)
-    assert source.restored == [0]
+def test_resume_at_an_epoch_boundary_restores_before_drawing(tmp_path):
+    """With nothing to leave out random states are restored before the epoch's first draw."""
+    fields = {"num_train_epochs": 2, "save_steps": 2}
+    trainer_of(tmp_path, 2, **fields)[0].train()
+    trainer, windows = trainer_of(tmp_path, 2, kind=Counting, **fields)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert windows.seen == [([0], True), ([1], True)]
+    assert trainer.restored == (0,)
 
 
-def test_stop_ends_the_epoch_after_the_window_under_way():
-    """A stop asked for by a callback ends the epoch early."""
-    found = windows(DataLoader(range(6), batch_size=1), batches=6, accumulate=2, source=Source(stop_after=2))
-    assert found == [([0, 1], True)]
+def test_stop_ends_the_epoch_after_the_window_under_way(tmp_path):
+    """A stop that a callback requests ends the epoch early."""
+    trainer, windows = trainer_of(tmp_path, 6, gradient_accumulation_steps=2, callbacks=[StopsEpoch()])
+    trainer.train()
+    assert windows.seen == [([0, 1], True)]
 
 
-def test_empty_epoch_is_told():
-    """An epoch without any batch is reported, so that training ends instead of turning for ever."""
-    source = Source()
-    assert (
-        windows(prepare_dataloader(DataLoader(Numbers(0))), batches=None, accumulate=1, max_steps=2, source=source)
-        == []
-    )
-    assert source.empty == 1
+def test_empty_epoch_ends_the_training(tmp_path, caplog):
+    """A stream without a sample ends the training with a warning, instead of turning for ever."""
+    trainer, windows = trainer_of(tmp_path, 0, data=Stream, max_steps=2)
+    assert trainer.train().global_step == 0
+    assert windows.seen == []
+    assert "not a single sample" in caplog.text
 
 
-def test_iter_is_lazy():
-    """``iter`` loads nothing and asks for no epoch: Lightning calls it ahead of the epoch's first hook."""
-    asked = []
-    args = SimpleNamespace(gradient_accumulation_steps=1, max_steps=-1, num_train_epochs=1)
-    plan = build_plan(args, batches=2, examples=2, samples_per_update_step=1)
-    iter(WindowLoader(DataLoader(range(2)), plan, Source(), lambda: asked.append(1) or 0))
-    assert asked == []
+def test_lightnings_loader_yields_batches(tmp_path):
+    """Iterating over the loader that Lightning has, in a callback, yields batches and draws no window."""
+    reads = Reads()
+    trainer, windows = trainer_of(tmp_path, 3, callbacks=[reads])
+    trainer.train()
+    assert reads.found == [0.0, 1.0, 2.0]
+    assert windows.seen == [([0], True), ([1], True), ([2], True)]
