@@ -1051,6 +1051,32 @@ def test_a_trainer_within_a_trainer(tmp_path):
     assert run(hf_compat) == [False, False]
 
 
+def test_label_smoothing_of_a_model_without_a_config(tmp_path):
+    """For these transformers looks for the model's class in its config."""
+    with pytest.raises(AttributeError, match="config"):
+        short_trainer(transformers, tmp_path, label_smoothing_factor=0.1)
+    assert short_trainer(hf_compat, tmp_path, label_smoothing_factor=0.1).train().global_step > 0
+
+
+def test_a_plateau_without_a_named_metric(tmp_path):
+    """It is told each `eval_loss`; transformers raises once it has evaluated."""
+
+    def run(library: Any) -> tuple[float, float]:
+        model, rows = PlainModel(), ListDataset(vector_rows(8))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        args = short_arguments(library, tmp_path, eval_strategy="steps", eval_steps=1)
+        given = {"train_dataset": rows, "eval_dataset": rows, "optimizers": (optimizer, plateau)}
+        trainer = library.Trainer(model, args, **given)
+        trainer.train()
+        return plateau.best, min(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
+
+    with pytest.raises(AttributeError, match="startswith"):
+        run(transformers)
+    best, lowest = run(hf_compat)
+    assert best == lowest
+
+
 class Empty(IterableDataset):
     """A stream that knows that it has no rows."""
 
