@@ -374,7 +374,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
         "with `fsdp`, `dp_replicate_size` replicas of `dp_shard_size` shards.",
     )
     dataloader_drop_last: bool = option(False, "Drop the last incomplete batch.").done_in(
-        "trainer/trainer.py", "`drop_last` of the data loaders."
+        "trainer/trainer.py", "`drop_last` of the data loaders, also in evaluations, which warn of what they leave out."
     )
     dataloader_num_workers: int = option(
         0, "Data loader workers per device; 0 loads in the main process.", Integer(0)

@@ -14,6 +14,7 @@ from hf_compat.data import collators
 from hf_compat.data.samplers import is_balanced
 from hf_compat.data.sequence_shards import SequenceShards
 from hf_compat.errors import DataError, DatasetTypeError, described
+from hf_compat.metrics import has_length
 from hf_compat.overriding import WarnOnce, check_returned
 from hf_compat.plan import RunPlan
 
@@ -209,6 +210,18 @@ def share_sequences(
         warn_once=warn_once,
         carries_on=carries_on,
     )
+
+
+def warn_of_dropped_rows(loader: DataLoader[Any], description: str, warn_once: WarnOnce) -> None:
+    """Warn if an evaluation loader leaves out the last samples of its dataset."""
+    total = getattr(loader, "total_batch_size", None)
+    samples = len(loader.dataset) if has_length(loader.dataset) else 0
+    if total and samples % total:
+        warn_once(
+            f"`dataloader_drop_last=True` is for evaluations too, as with transformers: {description.lower()} leaves "
+            f"out the last {samples % total} of {samples} samples. Set a `per_device_eval_batch_size` that divides the "
+            "number, or override the method that returns the loader."
+        )
 
 
 def is_carried_on(loader: object) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from hf_compat.arguments.derived import epochs_to_train
 from hf_compat.checkpoint.finding import relocated
 from hf_compat.checkpoint.states import CheckpointReader
@@ -28,6 +30,7 @@ from hf_compat.state import TrainerState, is_exportable
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+    from torch.optim import Optimizer
 
     from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.data.loader import PreparedDataLoader
@@ -353,6 +356,33 @@ def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> Non
 
 
 # The states of callbacks in a resumed checkpoint, restored into new callbacks.
+
+
+_SETTINGS = ("initial_lr", "weight_decay", "betas", "eps", "momentum")
+
+
+def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return what a person sets of each group of parameters, and a checkpoint has too."""
+    return [
+        {name: group[name] for name in _SETTINGS if not isinstance(group.get(name), Tensor | None)}
+        for group in optimizer.param_groups
+    ]
+
+
+def warn_of_other_settings(given: list[dict[str, Any]], optimizer: Optimizer, warn_once: WarnOnce) -> None:
+    """Warn if settings of the checkpoint have taken the place of those that the optimizer was ``given``."""
+    kept = {
+        f"`{name}` {new[name]} instead of {value}"
+        for old, new in zip(given, optimizer_settings(optimizer), strict=False)
+        for name, value in old.items()
+        if new.get(name, value) != value
+    }
+    if kept:
+        warn_once(
+            f"The optimizer goes on with the checkpoint's settings, as with transformers: {', '.join(sorted(kept))}. "
+            "To have others in a resumed run, set them in `optimizer.param_groups` in a callback's `on_train_begin`, "
+            "and a learning rate in `lr_scheduler.base_lrs`, which count after the first update step."
+        )
 
 
 def load_callback_state(trainer: Trainer) -> None:

@@ -116,7 +116,13 @@ from hf_compat.trainer.model_files import Pusher, write_model_card
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 from hf_compat.trainer.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, nested_detach
 from hf_compat.trainer.progress import warn_of_negative_plateau
-from hf_compat.trainer.resume import compare_with_checkpoint, init_training_state, load_callback_state
+from hf_compat.trainer.resume import (
+    compare_with_checkpoint,
+    init_training_state,
+    load_callback_state,
+    optimizer_settings,
+    warn_of_other_settings,
+)
 from hf_compat.trainer.run import (
     CounterAttribute,
     counts_of,
@@ -593,6 +599,8 @@ class Trainer(metaclass=CountsCounterparts):
                     seed_worker, num_workers=settings["num_workers"], rank=self.accelerator.data_parallel_rank
                 )
         loader: DataLoader[Any] = self.accelerator.prepare(DataLoader(dataset, **settings))
+        if not is_training and settings.get("drop_last"):
+            loaders.warn_of_dropped_rows(loader, description, self.warn_once)
         return loader
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
@@ -1316,12 +1324,13 @@ class Trainer(metaclass=CountsCounterparts):
         if strategy.has_optimizer_and_schedule(checkpoint):
             optimizer = optimizer_of(self)
             restores = self.semantics.corrected and strategy.engine is None
-            file = Path(checkpoint, names.OPTIMIZER_NAME)
+            file, given = Path(checkpoint, names.OPTIMIZER_NAME), optimizer_settings(optimizer)
             with (
                 states.loads_all(optimizer, file) if restores else nullcontext(),
                 states.notes_casts(optimizer, undoes=restores) as cast,
             ):
                 strategy.load_optimizer(optimizer, checkpoint)
+            warn_of_other_settings(given, optimizer, self.warn_once)
             if cast and not restores:
                 self.warn_once(
                     f"The checkpoint has {', '.join(sorted(cast))} of {type(optimizer).__name__} in another dtype than "

@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers
 
-from hf_compat import Trainer, TrainingArguments
+import hf_compat
+from hf_compat import HFCompatWarning, Trainer, TrainingArguments
 from hf_compat.trainer import outputs
 
 # Results
@@ -59,6 +60,22 @@ def test_rows_that_are_dropped_are_named(tmp_path, samples, kept):
     said = [str(warning.message) for warning in caught if "drops the rest" in str(warning.message)]
     assert len(said) == (kept < 3 * samples)
     assert all("predictions of the last batch, of 1 samples, have 3 rows" in message for message in said)
+
+
+def test_rows_that_drop_last_leaves_out_are_counted(tmp_path):
+    """`dataloader_drop_last` is for evaluations too, as upstream's; none is left out where batches divide the rows."""
+    rows = [{"values": torch.arange(3.0), "labels": torch.zeros(3)} for _ in range(10)]
+
+    def predicted(library, size):
+        fields = {"per_device_eval_batch_size": size, "dataloader_drop_last": True, "disable_tqdm": True}
+        args = library.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **fields)
+        return len(library.Trainer(Echo(), args).predict(rows).predictions)
+
+    with pytest.warns(HFCompatWarning, match="test leaves out the last 2 of 10 samples"):
+        assert predicted(hf_compat, 4) == predicted(transformers, 4) == 8
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HFCompatWarning)
+        assert predicted(hf_compat, 5) == 10
 
 
 class Echo(torch.nn.Module):

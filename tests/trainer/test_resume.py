@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import warnings
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ import transformers
 from lightning.pytorch.callbacks import EarlyStopping
 from safetensors.torch import load_file
 
+import hf_compat
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.errors import CheckpointError, HFCompatWarning
@@ -362,3 +364,35 @@ def test_a_damaged_position_is_refused(position, tmp_path):
     torch.save({**torch.load(path), "position": position}, path)
     with pytest.raises(CheckpointError, match=r"lightning\.pt"):
         new_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+class Sets(TrainerCallback):
+    """Sets the learning rate and a setting of each group as a run begins, as the warning says."""
+
+    def on_train_begin(self, args, state, control, optimizer, lr_scheduler, **kwargs):
+        lr_scheduler.base_lrs = [args.learning_rate] * len(lr_scheduler.base_lrs)
+        for group in optimizer.param_groups:
+            group["betas"] = (args.adam_beta1, args.adam_beta2)
+
+
+def test_other_settings_of_the_optimizer_are_told(tmp_path):
+    """The checkpoint's win, as in transformers; a callback can set others, and the same ones are no warning."""
+    fields = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "save_steps": 2}
+    trainers.new_trainer(tmp_path, **fields).train()
+    checkpoint, others = str(tmp_path / "checkpoint-2"), {"learning_rate": 1e-3, "adam_beta2": 0.9}
+
+    def resumed(library=hf_compat, callbacks=(), **given):
+        trainer = trainers.new_trainer(tmp_path / "b", library=library, callbacks=callbacks, **fields, **given)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.state.log_history[3]["learning_rate"], trainer.optimizer.param_groups[0]["betas"][1]
+
+    message = r"`betas` \(0.9, 0.999\) instead of \(0.9, 0.9\), `initial_lr` 5e-05 instead of 0.001"
+    with pytest.warns(HFCompatWarning, match=message):
+        kept = resumed(**others)
+    assert kept == resumed(transformers, **others)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HFCompatWarning)
+        assert resumed() == kept
+    with pytest.warns(HFCompatWarning, match=message):
+        rate, beta = resumed(callbacks=[Sets()], **others)
+    assert (rate, beta) == (pytest.approx(20 * kept[0]), 0.9)
