@@ -148,6 +148,7 @@ def told(made: Any, word: str) -> list[str]:
 # To a folder
 
 
+@pytest.mark.filterwarnings("ignore:The optimizer goes on with the checkpoint's settings")
 @pytest.mark.parametrize("groups", ["one", "named", "decay"])
 def test_a_trainer_goes_on_where_lightning_stopped(tmp_path, groups, capsys):
     """An epoch under Lightning, converted, and one under our Trainer equal two under Lightning, to the last bit."""
@@ -169,6 +170,7 @@ def test_a_trainer_goes_on_where_lightning_stopped(tmp_path, groups, capsys):
     assert [group["lr"] for group in resumed.optimizer.param_groups] == [0.0, 0.0]
 
 
+@pytest.mark.filterwarnings("ignore:The optimizer goes on with the checkpoint's settings")
 def test_a_trainer_goes_on_within_an_epoch(tmp_path):
     """A checkpoint of the fourth update step, the first one of the second epoch, goes on with the fifth."""
     module = Module()

@@ -95,6 +95,7 @@ def contents(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:The optimizer goes on with the checkpoint's settings")
 @pytest.mark.parametrize(
     "parts", [pytest.param(False, id="whole"), pytest.param(True, id="adapters alone", marks=pytest.mark.slow)]
 )

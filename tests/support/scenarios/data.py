@@ -17,7 +17,7 @@ FIXED_SEED = "do not change the order of samples"
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 
 
-@scenario()
+@scenario(warns="leaves out the last")
 def workers_with_a_data_seed(kit: Kit) -> None:
     fields = {"dataloader_num_workers": 2, "data_seed": 5, "dataloader_drop_last": True, "num_train_epochs": 2}
     train(kit, language_model(kit, fields=fields))
@@ -165,7 +165,7 @@ def batches_of_equal_cost(kit: Kit) -> None:
     train(kit, language_model(kit, rows=43, fields=fields))
 
 
-@scenario(since="5.17", warns=FIXED_SEED)
+@scenario(since="5.17", warns=f"{FIXED_SEED}|leaves out the last")
 def batches_of_equal_cost_by_a_column(kit: Kit) -> None:
     from datasets import Dataset
 
@@ -251,7 +251,7 @@ def sampler_of_the_user(kit: Kit) -> None:
     train(kit, language_model(kit, subclass=InOrder, fields={"num_train_epochs": 2}))
 
 
-@scenario()
+@scenario(warns="leaves out the last")
 def last_batch_is_dropped(kit: Kit) -> None:
     """Of the evaluation set, too."""
     fields = {"dataloader_drop_last": True, "num_train_epochs": 2, "eval_strategy": "epoch"}

@@ -241,7 +241,7 @@ def empty_evaluation_set(kit: Kit) -> None:
     _empty_evaluation(kit, eval_dataset=helpers.ListDataset([]))
 
 
-@scenario()
+@scenario(warns="leaves out the last")
 def evaluation_without_a_full_batch(kit: Kit) -> None:
     rows = helpers.ListDataset(helpers.vector_rows(2, seed=1))
     _empty_evaluation(kit, eval_dataset=rows, fields={"dataloader_drop_last": True})

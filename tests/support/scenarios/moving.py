@@ -131,7 +131,7 @@ def objects_that_move(kit: Kit) -> None:
     train_on_objects(kit)
 
 
-@scenario()
+@scenario(warns="leaves out the last")
 def objects_that_move_without_waiting(kit: Kit) -> None:
     train_on_objects(kit, accelerator_config={"non_blocking": True}, dataloader_drop_last=True)
 

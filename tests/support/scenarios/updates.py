@@ -342,7 +342,7 @@ def negative_intervals(kit: Kit) -> None:
     train(kit, plain(kit, fields={**fields, "logging_steps": -2, "save_strategy": "steps", "save_steps": -2}))
 
 
-@scenario()
+@scenario(warns="leaves out the last")
 def no_batch_of_a_train_loader(kit: Kit) -> None:
     """The only batch is partial and is dropped: `max_steps` begins a run that makes no update step."""
     fields = {"dataloader_drop_last": True, "max_steps": 3, "gradient_accumulation_steps": 2, "warmup_steps": 1}
