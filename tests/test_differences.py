@@ -1052,7 +1052,7 @@ def test_a_trainer_within_a_trainer(tmp_path):
 
 
 def test_label_smoothing_of_a_model_without_a_config(tmp_path):
-    """For these transformers looks for the model's class in its config."""
+    """It trains; transformers looks up the model's class in its `config`, and raises."""
     with pytest.raises(AttributeError, match="config"):
         short_trainer(transformers, tmp_path, label_smoothing_factor=0.1)
     assert short_trainer(hf_compat, tmp_path, label_smoothing_factor=0.1).train().global_step > 0

@@ -134,7 +134,7 @@ class WindowLoader:
         """
         self._epoch = epoch
         if not self._skips_before_telling_epoch:
-            _tell_epoch(self.train_loader, epoch)  # by which it may get another length
+            _set_epoch(self.train_loader, epoch)  # by which it may get another length
         if self.follows_length:
             self.plan = self.plan.with_epoch_of(len(self.train_loader))
 
@@ -164,7 +164,7 @@ class WindowLoader:
     def tell_epoch(self, start: ResumePosition) -> None:
         """Set the epoch of what is read from ``start`` on."""
         if self._skips_before_telling_epoch:
-            _tell_epoch(start.rest, start.epoch)
+            _set_epoch(start.rest, start.epoch)
         elif isinstance(start.rest, PreparedDataLoader):
             start.rest.iteration = start.epoch
         dataset = getattr(self.train_loader, "dataset", None)
@@ -216,7 +216,7 @@ class WindowLoader:
             )
 
 
-def _tell_epoch(loader: Any, epoch: int) -> None:
+def _set_epoch(loader: Any, epoch: int) -> None:
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
 

@@ -218,9 +218,9 @@ def warn_of_dropped_rows(loader: DataLoader[Any], description: str, warn_once: W
     samples = len(loader.dataset) if has_length(loader.dataset) else 0
     if total and samples % total:
         warn_once(
-            f"`dataloader_drop_last=True` is for evaluations too, as with transformers: {description.lower()} leaves "
-            f"out the last {samples % total} of {samples} samples. Set a `per_device_eval_batch_size` that divides the "
-            "number, or override the method that returns the loader."
+            f"`dataloader_drop_last=True` is for evaluations too, as with transformers: a {description.lower()} leaves "
+            f"out the last {samples % total} of {samples} samples. Set a `per_device_eval_batch_size` that, times the "
+            "ranks, divides the number of samples, or override the method that returns the loader."
         )
 
 

@@ -355,14 +355,14 @@ def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> Non
         )
 
 
-# The states of callbacks in a resumed checkpoint, restored into new callbacks.
+# The settings of an optimizer, of which the checkpoint's win.
 
 
 _SETTINGS = ("initial_lr", "weight_decay", "betas", "eps", "momentum")
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return what a person sets of each group of parameters, and a checkpoint has too."""
+    """Return the hyperparameters of each group of parameters, which its checkpoints have too."""
     return [
         {name: group[name] for name in _SETTINGS if not isinstance(group.get(name), Tensor | None)}
         for group in optimizer.param_groups
@@ -381,8 +381,11 @@ def warn_of_other_settings(given: list[dict[str, Any]], optimizer: Optimizer, wa
         warn_once(
             f"The optimizer goes on with the checkpoint's settings, as with transformers: {', '.join(sorted(kept))}. "
             "To have others in a resumed run, set them in `optimizer.param_groups` in a callback's `on_train_begin`, "
-            "and a learning rate in `lr_scheduler.base_lrs`, which count after the first update step."
+            "and a learning rate in `lr_scheduler.base_lrs`, from which it comes after the first update step."
         )
+
+
+# The states of callbacks in a resumed checkpoint, restored into new callbacks.
 
 
 def load_callback_state(trainer: Trainer) -> None:

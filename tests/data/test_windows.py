@@ -1,10 +1,13 @@
 """Windows: which batches make an update step, also at the end of an epoch and after a resume."""
 
 import weakref
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 
 from hf_compat import Trainer, TrainerCallback
+from hf_compat.data.windows import WindowLoader
+from hf_compat.plan import build_plan
 from tests.support.helpers import WIDTH, ListDataset, Stream
 from tests.support.trainers import new_trainer
 
@@ -118,3 +121,20 @@ def test_lightnings_loader_yields_batches(tmp_path):
     trainer.train()
     assert reads.found == [0.0, 1.0, 2.0]
     assert windows.seen == [([0], True), ([1], True), ([2], True)]
+
+
+def test_iter_is_lazy():
+    """``iter`` loads nothing: Lightning calls it ahead of the epoch's first hook."""
+
+    class Loader:
+        asked = False
+
+        def __iter__(self):
+            self.asked = True
+            return iter([1])
+
+    args = SimpleNamespace(gradient_accumulation_steps=1, max_steps=-1, num_train_epochs=1)
+    loader, plan = Loader(), build_plan(args, batches=1, examples=1, samples_per_update_step=1)
+    batches = iter(WindowLoader(loader, plan))
+    assert not loader.asked
+    assert list(batches) == [1]

@@ -1,8 +1,6 @@
 """Lightning callbacks of other packages, in one run and the next: Optuna's prunes a trial, Ray Tune's reports."""
 
 import json
-import os
-import subprocess
 import sys
 
 import optuna
@@ -10,7 +8,7 @@ import pytest
 import torch
 from optuna_integration import PyTorchLightningPruningCallback
 
-from tests.support.paths import ROOT
+from tests.support.processes import finish, start
 from tests.support.trainers import new_trainer
 
 RUN = {"num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "no", "learning_rate": 0.05}
@@ -64,7 +62,7 @@ from ray.tune.integration.pytorch_lightning import TuneReportCheckpointCallback
 from pathlib import Path
 from tests.support.trainers import new_trainer
 
-folder, seen = {folder!r}, []
+folder = {folder!r}
 
 
 def train(config):
@@ -89,16 +87,11 @@ print("RESULT" + json.dumps([list(result.metrics_dataframe["loss"]), result.chec
 @pytest.mark.slow
 def test_ray_is_told_each_evaluation(tmp_path):
     """Ray Tune's callback reports the loss of each epoch of both runs, each with a checkpoint that Lightning loads."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # for Ray's processes too
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RAY.format(folder=str(tmp_path), run=RUN)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    reported, folder = json.loads(done.stdout.rpartition("RESULT")[2])
+    script = RAY.format(folder=str(tmp_path), run=RUN)
+    (ended,) = finish([start([sys.executable, "-W", "ignore", "-c", script])])
+    assert ended.code == 0, ended.output[-3000:]
+    (result,) = (line for line in ended.output.splitlines() if line.startswith("RESULT"))
+    reported, folder = json.loads(result.removeprefix("RESULT"))
     losses = [json.loads((tmp_path / f"losses-{number}.json").read_text()) for number in range(2)]
     assert reported == pytest.approx(losses[0] + losses[1], rel=1e-6)
     saved = torch.load(f"{folder}/lightning.ckpt", weights_only=True)
