@@ -35,7 +35,6 @@ class CheckpointWriter:
         saver: Writes a snapshot in a thread.
         remover: Removes the files of deleted checkpoints in a thread: those of one save before the next begins.
         owned: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
-        last_step: The update step of the last checkpoint; None if the run has not written any.
         begun_in: The working directory in which a save in the background was begun, for relative paths in its thread;
             otherwise the empty path.
         is_writing: Whether this thread is inside ``writing``.
@@ -46,7 +45,6 @@ class CheckpointWriter:
         self.saver = BackgroundTasks()
         self.remover = BackgroundTasks()
         self.owned: OwnedCheckpoints | None = None
-        self.last_step: int | None = None
         self.begun_in = Path()
         self.is_writing = False
         self._is_in_background = False  # not known to have ended on every rank: the same on all
@@ -121,7 +119,6 @@ class CheckpointWriter:
             with publish.raise_on_all_ranks(place=staged), flushing, self._one_checkpoint():
                 save(staged)
         self._note_saved(folder)
-        self.last_step = step
 
     def write_in_background(
         self,
@@ -177,7 +174,6 @@ class CheckpointWriter:
         self.saver.start(partial(self._publish, publication, snapshot, folder, then if writes_files else None))
         if any(needs.all):
             self.wait()
-        self.last_step = step
 
     @contextmanager
     def _dropping_a_failed_snapshot(self) -> Iterator[None]:

@@ -375,7 +375,7 @@ class ProcessLayout:
     """How FSDP shards the model; None without FSDP."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Keywords of ``DistributedDataParallel`` that the user chose."""
-    hooks: dict[str, Any] = field(default_factory=dict)
+    ddp_hooks: dict[str, Any] = field(default_factory=dict)
     """Keywords of Lightning's ``DDPStrategy`` for communication hooks and model averaging."""
     start: ProcessStart | None = None
     """How ``train`` starts its processes; None if it runs in this process."""
@@ -472,7 +472,8 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any], model: nn.Mo
         _check_process_start(choice.start_method, strategy, launch, wanted_nodes, device)
         if wanted > 1:
             start = ProcessStart(choice.start_method, wanted)
-            return ProcessLayout(launch, "one device", settings=choice.settings, hooks=choice.hooks, start=start)
+            settings, hooks = choice.settings, choice.ddp_hooks
+            return ProcessLayout(launch, "one device", settings=settings, ddp_hooks=hooks, start=start)
     if launch.launcher is None and wanted * wanted_nodes > 1:
         check_model_sizes(model, None if choice.deepspeed else sizes, sequences)
         start_processes(wanted, wanted_nodes, mark=OWN_MARK)
@@ -510,7 +511,7 @@ def _placement_of_ranks(
         name,
         choice.fsdp,
         choice.settings,
-        choice.hooks,
+        choice.ddp_hooks,
         rotation=rotation(args.parallelism_config),
         environment=environment,
     )
@@ -562,7 +563,7 @@ def presume_layout(args: TrainingArguments, keywords: Mapping[str, Any]) -> tupl
         return ProcessLayout(launch, "one device"), [named(problem) for problem in (str(error), *problems)]
     name = _strategy_name(args, choice, launch)
     sequences = read_sequence_parallelism(args)
-    layout = ProcessLayout(launch, name, choice.fsdp, choice.settings, choice.hooks, sequences=sequences)
+    layout = ProcessLayout(launch, name, choice.fsdp, choice.settings, choice.ddp_hooks, sequences=sequences)
     return layout, [*map(named, problems)]
 
 

@@ -52,7 +52,7 @@ def batch_size_problems(process_layout: ProcessLayout, model: nn.Module | None, 
             f"{field} with FSDP version 1, or with torch before 2.13: neither can begin again after an error in the "
             f"middle of a pass. Set `fsdp_config={{'version': 2}}`, or {size[0].lower()}{size[1:]}."
         )
-    if process_layout.hooks.get("ddp_comm_hook") is not None or process_layout.hooks.get("ddp_comm_state") is not None:
+    if any(process_layout.ddp_hooks.get(name) is not None for name in ("ddp_comm_hook", "ddp_comm_state")):
         problems.append(
             f"{field} with a communication hook in `lightning={{'strategy': ...}}`: it needs its own. Remove the hook, "
             f"or {size[0].lower()}{size[1:]}."

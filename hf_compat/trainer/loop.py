@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.arguments.releases import effective_args
 from hf_compat.callbacks.handler import close_progress_bars
-from hf_compat.data.windows import ResumePosition, Window, WindowLoader, checked_draw
+from hf_compat.data.windows import Window, WindowLoader, checked_draw
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
-from hf_compat.engine.internals.loops import allow_next_step, continues_epoch, may_stop
+from hf_compat.engine.internals.loops import allow_next_step, continues_epoch, is_fitting, may_stop
 from hf_compat.engine.internals.stepping import TrainingLoop
 from hf_compat.engine.lightning_callbacks import IdleHooks, decay_added_parameters
 from hf_compat.engine.module import HFModule
@@ -26,18 +26,12 @@ from hf_compat.model_facts import zero_gradients
 from hf_compat.optim.losses import check_loss
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_override, check_is_module, is_overridden
-from hf_compat.plan import ResumeOffset
 from hf_compat.trainer.loaders import is_carried_on
 from hf_compat.trainer.optimization import OptimizerStep
 from hf_compat.trainer.preemption import Preemption
-from hf_compat.trainer.progress import (
-    FrozenParameters,
-    Progress,
-    log_start,
-    warn_of_changed_accumulation,
-)
+from hf_compat.trainer.progress import log_start, warn_of_changed_accumulation
 from hf_compat.trainer.resume import Resume
-from hf_compat.trainer.saving import CheckpointSaving, EvaluationTiming, TrainingEvaluation
+from hf_compat.trainer.saving import EvaluationTiming
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -62,21 +56,20 @@ class UpdateLoop(TrainingLoop):
 
     Args:
         pl_trainer: The Lightning trainer, before it trains; this becomes its loop.
-        run: The run, with the hooks of the fit.
+        hooks: The run's hooks for this fit.
         windows: How many windows each epoch has, and from which loader.
     """
 
-    _run: WeakAttribute[TrainingRun] = WeakAttribute()
-    _fit: tuple[TrainingRun, RunHooks, Trainer]
-    """What every batch reads, kept from the begin of the first epoch to the end of the fit."""
+    hf_trainer: Trainer
+    """From the begin of the first epoch to the end of the fit."""
 
-    def __init__(self, pl_trainer: pl.Trainer, run: TrainingRun, windows: WindowLoader) -> None:
+    def __init__(self, pl_trainer: pl.Trainer, hooks: RunHooks, windows: WindowLoader) -> None:
         super().__init__(pl_trainer, HFModule, ModelStrategy)
-        self._run, self.windows = run, windows
+        self.run_hooks, self.windows, self._warn_once = hooks, windows, hooks.run.warn_once
 
     def advance(self, window: Window) -> None:  # type: ignore[override]  # Lightning's is given what fetches it
         """Make one update step; none if the data set has ended within the window."""
-        (_, hooks, trainer), lightning, done = self._fit, self.hooks, self.steps.completed
+        trainer, hooks, lightning, done = self.hf_trainer, self.run_hooks, self.lightning_hooks, self.steps.completed
         window, index = self.begin_batch(window)
 
         trainer.accelerator.sync_gradients = window.is_complete and len(window.batches) == 1  # of its first batch
@@ -118,7 +111,7 @@ class UpdateLoop(TrainingLoop):
 
     def train(self, window: Window) -> dict[str, Tensor]:
         """Run forward and backward pass of each batch, then step the optimizer; return the summed loss, ``()``."""
-        (_, hooks, trainer), losses = self._fit, []
+        trainer, hooks, losses = self.hf_trainer, self.run_hooks, []
         for number, batch in enumerate(window.batches, start=1):
             is_last = number == len(window.batches)
             ends_update = is_last and window.is_complete
@@ -153,23 +146,23 @@ class UpdateLoop(TrainingLoop):
         return {"loss": losses[0].clone() if len(losses) == 1 else torch.stack(losses).sum()}
 
     def teardown(self) -> None:
-        """Let go of the run."""
+        """Let go of the Trainer."""
         super().teardown()
-        self.__dict__.pop("_fit", None)
+        self.__dict__.pop("hf_trainer", None)
 
     # ---- where windows come from ----
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """Begin an epoch with its windows, none of which is drawn yet."""
         super().on_run_start(data_fetcher)
-        self._fit = self._run, self._run.hooks, self._run.trainer
+        self.hf_trainer = self.run_hooks.trainer
         self.batches = self.draw_windows()
         if self.windows.follows_length:
             self.expect(len(self.windows))
 
     def draw_windows(self) -> Iterator[Window]:
         """Yield the windows of the epoch until it ends or a callback stops it."""
-        (_, hooks, trainer), windows = self._fit, self.windows
+        trainer, hooks, windows = self.hf_trainer, self.run_hooks, self.windows
         semantics, start = trainer.semantics, windows.epoch_start()
         restores = start is windows.start
         if restores and start.batches == 0:
@@ -206,34 +199,32 @@ class UpdateLoop(TrainingLoop):
 
     def draw(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the next ``count`` of ``batches``, or fewer, and their number of items."""
-        run, hooks, trainer = self._fit
-        preemption = hooks.preemption
-        warn_of_changed_accumulation(trainer, run.warn_once)
+        trainer, preemption = self.hf_trainer, self.run_hooks.preemption
+        warn_of_changed_accumulation(trainer, self._warn_once)
         try:
             if preemption is not None and preemption.reads_together:
                 batches = preemption.read_together(batches, count)
             drawn = trainer.get_batch_samples(batches, count, trainer.args.device)
         except Exception:  # of any class, where a batch is lost with the worker that sent it
-            run.exit_if_preempted()
+            self.run_hooks.run.exit_if_preempted()
             raise
         return checked_draw(drawn)
 
     def should_stop(self) -> bool:
         """Return whether a callback has requested the end of the epoch or of training."""
-        control = self._fit[2].control
+        control = self.hf_trainer.control
         return control.should_epoch_stop or (control.should_training_stop and may_stop(self.trainer))
 
     def end_empty_epoch(self) -> None:
         """Warn that the train loader yielded no batch in an epoch, and stop the training."""
-        run, _, trainer = self._fit
-        state = trainer.state
+        trainer, state = self.hf_trainer, self.hf_trainer.state
         logger.warning(
             "There is not a single sample in your epoch_iterator, stopping training at step %s! `train_dataset` "
             "yielded no batches in epoch %s, but `max_steps=%s` is not reached.",
             *(state.global_step, state.epoch, state.max_steps),
         )
         trainer.control.should_training_stop = True
-        run.backend.stop_without_minimum()
+        self.run_hooks.run.backend.stop_without_minimum()
 
 
 # The run in order: each hook of Lightning, and those inside a window, as a list of calls.
@@ -242,59 +233,45 @@ class UpdateLoop(TrainingLoop):
 class RunHooks(IdleHooks):
     """The script of a fit, and the objects that it calls; the last callback of a ``lightning.Trainer``.
 
-    Each hook is a list of calls, in their order; the objects do one thing each and know no hook. Methods of the Trainer
+    Each hook is a list of calls, in their order; the objects, the run's or made here for the fit, do one thing each and
+    know no hook. Methods of the Trainer
     are looked up at each call, so that ``trainer.log = f`` works in the middle of a run. A checkpoint contains what the
     user's Lightning callbacks, which are called before, did in the same update step.
 
     Args:
-        run: The run of the fit. Without one only ``setup`` and ``teardown`` of an evaluation may be called until
-            :meth:`prepare`.
+        run: The run of the fit, whose checkpoint is known.
 
     Attributes:
         run: The run, which its Trainer keeps alive.
-        start: Start of a resumed run in the data; None for the beginning.
     """
 
-    run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+    run: WeakAttribute[TrainingRun] = WeakAttribute()
     trainer: WeakAttribute[Trainer] = WeakAttribute()
 
-    def __init__(self, run: TrainingRun | None = None) -> None:
-        self._undo = ExitStack()
-        if run is not None:
-            self.prepare(run)
-
-    def prepare(self, run: TrainingRun) -> None:
-        """Make the objects of one fit of ``run``."""
-        trainer, counters, settings = run.trainer, run.counters, run.backend.loop_settings
+    def __init__(self, run: TrainingRun) -> None:
+        trainer, settings = run.trainer, run.backend.loop_settings
         self.run, self.trainer, self.loop_settings = run, trainer, settings
-        self.start: ResumePosition | None = None
+        self.progress, self.evaluation, self.saving, self.frozen = run.progress, run.evaluation, run.saving, run.frozen
+        self._undo = ExitStack()
         self.resume = Resume(trainer, run.checkpoint)
         shards_model = run.backend.traits.shards_model
         self.optimizer = OptimizerStep(shards_model=shards_model, clip_value=settings.clip_value)
-        self.progress = Progress(trainer, counters)
-        self.evaluation = TrainingEvaluation(run)
-        self.frozen = FrozenParameters(run.warn_once)
-        self.saving = CheckpointSaving(run)
         times = settings.evaluation_times
         self.timing = None if times is None else EvaluationTiming(trainer, times)
         self._loaded_at: int | None = None
         """The epoch whose train loader is read, if new ones are made."""
-        self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
+        self.preemption = None if run.watch is None else Preemption(trainer, run.watch, run.saving)
         self._stops = False
         """Whether Lightning's ``should_stop`` is that of the Trainer's ``control``, and no Lightning callback's."""
         counts = trainer.args.include_num_input_tokens_seen != "no"
         self.counts_tokens_ahead = counts and not trainer.semantics.counts_tokens_after_batch
         self._keeps_past = effective_args(trainer.args).past_index >= 0
 
-    def start_at(self, start: ResumePosition | None, offset: ResumeOffset) -> None:
-        """Have the fit begin at ``start``, None for the beginning of the data, and count samples from ``offset``."""
-        self.start, self.progress.offset = start, offset
-
     # ---- before the first window ----
 
     def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Change the model for the time of the fit; restore the user's Lightning callbacks, which have been set up."""
-        if stage != "fit" or self.run is None:
+        if stage != "fit":
             return
         if self.trainer.neftune_noise_alpha is not None:
             model = self.trainer._activate_neftune(pl_module.model)  # type: ignore[arg-type]  # perhaps another one
@@ -307,7 +284,8 @@ class RunHooks(IdleHooks):
 
     def on_fit_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Load the states of optimizer and schedule, which the strategy has created."""
-        assert self.run is not None, "a fit has a run"
+        if type(pl_module).configure_optimizers is not HFModule.configure_optimizers:
+            self.run.optimization.take_configured(pl_trainer)
         if self.run.backend.model_is_prepared and not self.trainer.semantics.leaves_mode_to_training_step:
             self.trainer.model.train()  # not a model in the wrapper of an earlier run
         self.resume.load_optimizer(pl_trainer)
@@ -317,29 +295,28 @@ class RunHooks(IdleHooks):
         # As in Lightning, not in a resumed run.
         if self.loop_settings.sanity_batches != 0 and self.run.checkpoint is None:
             with self.run.backend.sanity_check():
-                self.evaluation.measure(self.evaluation.ignore_keys)
+                self.evaluation.measure(self.run.ignore_keys)
         self.progress.start_clock()
         self.trainer.model_wrapped.zero_grad()
 
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce the run."""
-        assert self.run is not None, "a fit has a run"
+        assert self.run.windows is not None, "a fit has windows"
         self.run.backend.set_modes()
         trainer = self.trainer
         self.resume.drop_caches()
-        log_start(trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)
+        log_start(trainer, self.progress.counters.train_batch_size, self.resume.folder, self.run.windows.start)
         trainer.control = trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if self.timing is not None:
             self.timing.begin()
         if trainer.args.eval_on_start:
-            trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
+            trainer._evaluate(self.progress.counters.trial, self.run.ignore_keys, skip_scheduler=True)
         if continues_epoch(pl_trainer):
             self.on_train_epoch_start(pl_trainer, pl_module)
 
     @wraps_stop_iteration
     def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch; in a resumed one Lightning does not call it, but :meth:`on_train_start` does."""
-        assert self.run is not None, "a fit has a run"
         assert self.run.windows is not None, "a fit has windows"
         every, epoch = self.loop_settings.reload_every, pl_trainer.current_epoch
         if every and (self._loaded_at is None or epoch - self._loaded_at >= every):
@@ -379,7 +356,6 @@ class RunHooks(IdleHooks):
 
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
-        assert self.run is not None, "a fit has a run"
         plan, trial = self.trainer.run_plan, self.progress.counters.trial
         assert plan is not None, "a fit has a plan"
         if self.preemption is not None:
@@ -390,25 +366,22 @@ class RunHooks(IdleHooks):
 
     def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Undo ``setup``."""
-        self.end()
+        if stage == "fit":
+            self.end()
 
     def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Save if code was interrupted; undo ``setup``: Lightning does not call ``teardown`` after an error."""
-        self.save_if_interrupted()
-        self.end()
-
-    def save_if_interrupted(self) -> None:
-        """Save the last update step if code was interrupted at the deadline of a signal."""
-        if self.run is not None and self.preemption is not None:
-            self.preemption.save_if_interrupted(keeps_weights=self.evaluation.keeps_weights())
+        if is_fitting(pl_trainer):
+            if self.preemption is not None:
+                self.preemption.save_if_interrupted(keeps_weights=self.evaluation.keeps_weights())
+            self.end()
 
     def end(self) -> None:
         """Undo ``setup``, also after an error in the fit; a second call has no effect."""
         with self._undo:
-            if self.run is not None:
-                close_progress_bars(self.trainer.callback_handler)  # of a run that ended without `on_train_end`
-                if self._keeps_past:
-                    self.progress.counters.forget_past()
+            close_progress_bars(self.trainer.callback_handler)  # of a run that ended without `on_train_end`
+            if self._keeps_past:
+                self.progress.counters.forget_past()
 
     # ---- after an update step or an epoch ----
 
@@ -425,7 +398,7 @@ class RunHooks(IdleHooks):
             trainer.model_wrapped,
             counters.trial,
             pl_trainer.current_epoch,
-            self.evaluation.ignore_keys,
+            self.run.ignore_keys,
             self.progress.start_time,
             learning_rate=self.optimizer.learning_rate,
         )

@@ -21,10 +21,11 @@ from hf_compat.optim.optimizers import (
     updates_in_backward,
 )
 from hf_compat.optim.prepared import groups_by_mesh, parameter_groups, prepare_optimizer, unwrap_optimizer
-from hf_compat.optim.schedulers import build_scheduler, steps_on_metric
+from hf_compat.optim.schedulers import build_scheduler, get_scheduler, steps_on_metric
 from hf_compat.overriding import call_override, check_returned
 
 if TYPE_CHECKING:
+    import lightning.pytorch as pl
     from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.engine.strategies.base import ModelStrategy
@@ -106,6 +107,28 @@ class RunOptimization:
                 "which stays as it is, as in transformers. To train it, create the optimizer from its parameters."
             )
         return trainer.optimizer, trainer.lr_scheduler
+
+    def take_configured(self, pl_trainer: pl.Trainer) -> None:
+        """Use what the module has configured by itself; without a schedule, one that changes nothing.
+
+        Raises:
+            TrainerSetupError: If a run cannot step them.
+        """
+        with self.wrapping() as wrap:
+            wrap()
+        optimizers, schedules = pl_trainer.optimizers, pl_trainer.lr_scheduler_configs
+        if self._run.backend.traits.has_engine or len(optimizers) != 1 or len(schedules) > 1:
+            raise TrainerSetupError(
+                f"`configure_optimizers` returns {len(optimizers)} optimizers and {len(schedules)} schedules; a run "
+                "steps one optimizer and at most one schedule, and under DeepSpeed its own. Return one of each."
+            )
+        if any((config.interval, config.frequency) != ("step", 1) for config in schedules):
+            raise TrainerSetupError(
+                "`configure_optimizers` returns a schedule that is not stepped after each update step. Return "
+                "`{'optimizer': ..., 'lr_scheduler': {'scheduler': ..., 'interval': 'step'}}`."
+            )
+        schedule = schedules[0].scheduler if schedules else get_scheduler("constant", optimizers[0])
+        self._run.take_optimizers(optimizers[0], schedule)
 
 
 def _updates_others(optimizer: Any, model: nn.Module) -> bool:

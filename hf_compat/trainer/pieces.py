@@ -23,12 +23,11 @@ from hf_compat.engine.internals.loops import (
     user_data,
     user_loader,
 )
-from hf_compat.engine.lightning_callbacks import RunStarter
+from hf_compat.engine.lightning_callbacks import IdleHooks, RunStarter
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFDataModule, HFModule
 from hf_compat.errors import NotSupportedError, TrainerSetupError
 from hf_compat.model_facts import unwrap_model
-from hf_compat.optim.schedulers import get_scheduler
 from hf_compat.overriding import is_overridden
 from hf_compat.trainer.evaluation import prepare
 from hf_compat.trainer.loop import RunHooks
@@ -233,7 +232,7 @@ class TrainerFactory:
 def _own_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
     """Return the callbacks of ``pl_trainer`` that are not the run's."""
     callbacks = pl_trainer.callbacks  # type: ignore[attr-defined]
-    return [one for one in callbacks if not isinstance(one, RunHooks | RunStarter)]
+    return [one for one in callbacks if not isinstance(one, RunHooks | RunStarter | StandaloneRun)]
 
 
 # `validate`, `test` and `predict` called by the user, run as `Trainer.evaluate` and `Trainer.predict`.
@@ -343,8 +342,10 @@ _REPLACED = {"max_steps": -1, "max_epochs": -1}
 """Limits of a Lightning trainer whose plan is made in its ``fit``."""
 
 
-class StandaloneRun(RunHooks):
-    """The hooks of a run that begins with ``lightning.Trainer.fit`` and ends with it, and of evaluations.
+class StandaloneRun(IdleHooks):
+    """A run that begins with ``lightning.Trainer.fit`` and ends with it, and evaluations; the last callback.
+
+    The hooks of its fit, ``RunHooks``, are called just before it.
 
     Args:
         make: Returns the Trainer of a ``lightning.Trainer`` inside a call; the second argument is what an evaluation
@@ -363,9 +364,8 @@ class StandaloneRun(RunHooks):
         resume_from_checkpoint: str | bool | None = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> None:
-        super().__init__()
         self.hf_trainer: Trainer | None = None
-        self._fitted: TrainingRun | None = None  # also while the Trainer is at another one
+        self._run: TrainingRun | None = None  # also while the Trainer is at another one
         self._make = make
         self._resume_from = resume_from_checkpoint
         self._ignore_keys = ignore_keys_for_eval
@@ -377,7 +377,7 @@ class StandaloneRun(RunHooks):
     @property
     def output(self) -> TrainOutput | PredictionOutput | dict[str, float] | None:
         """Result of the last call: ``Trainer.train``; ``evaluate`` for ``validate``; ``predict`` for the others."""
-        return self.run.output if self._evaluated is None and self.run is not None else self._evaluated
+        return self._run.output if self._evaluated is None and self._run is not None else self._evaluated
 
     @property
     def best_model_path(self) -> str:
@@ -405,7 +405,7 @@ class StandaloneRun(RunHooks):
             self._begin_evaluation(pl_trainer, module)
 
     def _begin_fit(self, pl_trainer: pl.Trainer, module: HFModule) -> None:
-        if self.run is not None:
+        if self._run is not None:
             raise TrainerSetupError(
                 "These callbacks have trained already. Each `fit` needs its own: call `hf_compat.lightning.callbacks` "
                 "or `hf_compat.to_lightning` again."
@@ -413,7 +413,7 @@ class StandaloneRun(RunHooks):
         self._evaluated = None
         trainer = self.hf_trainer = self._make(pl_trainer, None)
         _adopt(trainer.lightning_backend, pl_trainer)
-        run = self.run = self._fitted = new_run(trainer, ignore_keys=self._ignore_keys)
+        run = self._run = new_run(trainer, ignore_keys=self._ignore_keys)
         data = data_of(pl_trainer)
         self._made_of = module, data
         if data is not None:
@@ -422,7 +422,9 @@ class StandaloneRun(RunHooks):
         methods = method_overrides(pl_trainer, module, trainer)
         self._begun.enter_context(patched_methods(trainer, run, methods))
         self._begun.enter_context(run.begun(self._resume_from))
-        run.begin_user_fit(pl_trainer, module, self)
+        hooks, callbacks = run.begin_user_fit(pl_trainer, module), pl_trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.insert(callbacks.index(self), hooks)
+        self._begun.callback(callbacks.remove, hooks)
 
     def _begin_evaluation(self, pl_trainer: pl.Trainer, module: HFModule) -> None:
         """Begin an evaluation by the Trainer of the last call, or by a new one if the pieces are others."""
@@ -436,49 +438,19 @@ class StandaloneRun(RunHooks):
     def _take_evaluated(self, output: dict[str, float] | PredictionOutput) -> None:
         self._evaluated = output
 
-    def on_fit_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take optimizer and schedule from a module that configures its own; then go on as in every run."""
-        if self.run is not None and type(pl_module).configure_optimizers is not HFModule.configure_optimizers:
-            with self.run.optimization.wrapping() as wrap:
-                wrap()
-            self.run.take_optimizers(*_configured(pl_trainer, self.run))
-        super().on_fit_start(pl_trainer, pl_module)
-
     def on_fit_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training if no epoch was left."""
-        if self.run is not None:
-            self.run.finish_without_epoch()
+        if self._run is not None:
+            self._run.finish_without_epoch()
 
     def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """End the run, and wait for a checkpoint that is being saved in the background."""
-        self.save_if_interrupted()
         self._begun.__exit__(type(exception), exception, exception.__traceback__)
 
     def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """End the run."""
         self._begun.close()
         self._interrupts.close()
-
-
-def _configured(pl_trainer: pl.Trainer, run: TrainingRun) -> tuple[Any, Any]:
-    """Return optimizer and schedule that the module has configured; without a schedule, one that changes nothing.
-
-    Raises:
-        TrainerSetupError: If a run cannot step them.
-    """
-    optimizers, schedules = pl_trainer.optimizers, pl_trainer.lr_scheduler_configs
-    if run.backend.traits.has_engine or len(optimizers) != 1 or len(schedules) > 1:
-        raise TrainerSetupError(
-            f"`configure_optimizers` returns {len(optimizers)} optimizers and {len(schedules)} schedules; a run steps "
-            "one optimizer and at most one schedule, and under DeepSpeed its own. Return one of each."
-        )
-    if any((config.interval, config.frequency) != ("step", 1) for config in schedules):
-        raise TrainerSetupError(
-            "`configure_optimizers` returns a schedule that is not stepped after each update step. Return "
-            "`{'optimizer': ..., 'lr_scheduler': {'scheduler': ..., 'interval': 'step'}}`."
-        )
-    optimizer = optimizers[0]
-    return optimizer, schedules[0].scheduler if schedules else get_scheduler("constant", optimizer)
 
 
 # ---- the two ways to get pieces ----

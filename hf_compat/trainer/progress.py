@@ -261,9 +261,9 @@ class Progress:
         self._done: tuple[int, int, int] | None = None
         """Completed epochs, batches of the current one that are done, and all of it, after the last update step."""
 
-    def begin(self) -> None:
-        """Initialise the counts from the state at the start of the run."""
-        trainer = self._trainer
+    def begin(self, offset: ResumeOffset) -> None:
+        """Initialise the counts of a fit from the state at its start, and from ``offset``."""
+        trainer, self.offset, self._done = self._trainer, offset, None
         zero = torch.tensor(0.0, device=trainer.args.device)
         self.counters.begin(trainer.state, LossSum(zero, in_float32=trainer.semantics.sums_loss_in_float32))
 

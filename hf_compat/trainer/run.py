@@ -46,6 +46,8 @@ from hf_compat.trainer.outputs import TrainOutput
 from hf_compat.trainer.preemption import Deadline, SignalWatch
 from hf_compat.trainer.preparing import prepare_model, take_wrapper, wrap_to_train
 from hf_compat.trainer.progress import (
+    FrozenParameters,
+    Progress,
     RunCounters,
     count_train_tokens,
     warn_of_norms_counted_twice,
@@ -55,6 +57,7 @@ from hf_compat.trainer.progress import (
     warn_of_untold_epochs,
 )
 from hf_compat.trainer.resume import check_start, without_extra_step
+from hf_compat.trainer.saving import CheckpointSaving, TrainingEvaluation
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -119,7 +122,11 @@ class TrainingRun:
         warn_once: Issues each warning once per Trainer.
         checkpoint: The checkpoint to resume from; None for a run that starts from the beginning.
         watch: Records the signals on which the run saves and exits; None if nothing is saved.
-        hooks: The script of the current or last fit, with its objects.
+        progress: Counts batches and update steps.
+        evaluation: Evaluates during training.
+        saving: Saves checkpoints.
+        frozen: Warns of parameters that a callback unfreezes.
+        hooks: The script of the current or last fit; None before the first.
         windows: What Lightning trains on in the current or last fit; None before the first.
         output: The result, None before the end.
         originals: The Trainer's methods that methods of the module or the data stand in for.
@@ -148,7 +155,9 @@ class TrainingRun:
         self.originals: dict[str, Callable[..., Any]] = {}
         self._is_finished = False
         self.optimization, self.warn_once = RunOptimization(self, 0), warn_once
-        self.hooks = RunHooks(self)  # for methods that are called before a fit, which has its own
+        self.progress, self.evaluation = Progress(trainer, counters), TrainingEvaluation(self)
+        self.saving, self.frozen = CheckpointSaving(self), FrozenParameters(warn_once)
+        self.hooks: RunHooks | None = None
 
     # ---- the run ----
 
@@ -231,7 +240,7 @@ class TrainingRun:
     def _end(self) -> None:
         self.checkpoint_writer.end_run()
         self.backend.end_fit()
-        if self.windows is not None:
+        if self.hooks is not None:
             self.hooks.end()  # again, in case of an error before Lightning's teardown
         self.counters.memory.cancel()
 
@@ -245,15 +254,13 @@ class TrainingRun:
         ignore_keys_for_eval: list[str] | None,
     ) -> tuple[HFModule, WindowLoader]:
         """Begin a fit with a per-device batch size of ``batch_size``; return what Lightning trains, and on what."""
-        plan, loader, start = self._prepare_fit(
-            RunHooks(), batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval
-        )
+        hooks, plan, loader, start = self._prepare_fit(batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
         trainer, limits = self.trainer, limits_of(self.trainer, plan)
         loggers = open_loggers(trainer.callback_handler.callbacks, trainer.args, trainer.state)
         model = unwrap_model(trainer.model)
-        pl_trainer = self.backend.build(trainer.args, model, limits=limits, hooks=self.hooks, loggers=loggers)
+        pl_trainer = self.backend.build(trainer.args, model, limits=limits, hooks=hooks, loggers=loggers)
         module = HFModule(trainer.model, trainer.args)
-        return module, self._start(pl_trainer, module, plan, loader, start)
+        return module, self._start(pl_trainer, module, hooks, plan, loader, start)
 
     def fit_with_smaller_batches(self, fit: Callable[..., TrainOutput]) -> TrainOutput:
         """Return the result of ``fit``, called again with a smaller ``batch_size`` as long as it runs out of memory."""
@@ -261,14 +268,19 @@ class TrainingRun:
         with voted_collectives() if self.backend.traits.shards_model else nullcontext():
             return with_smaller_batches(fit, size, share=self._share_states, timeout=timeout)
 
-    def begin_user_fit(self, pl_trainer: pl.Trainer, module: HFModule, hooks: RunHooks) -> None:
-        """Begin the one fit of ``pl_trainer``, which a person has called, with that person's ``module``."""
+    def begin_user_fit(self, pl_trainer: pl.Trainer, module: HFModule) -> RunHooks:
+        """Begin the one fit of ``pl_trainer``, which a person has called, with that person's ``module``.
+
+        Returns:
+            What becomes one of its callbacks.
+        """
         folder = None if self.checkpoint is None else self.checkpoint.path
         batch_size = self.counters.train_batch_size
-        plan, loader, start = self._prepare_fit(hooks, batch_size, folder, self.trial, self.ignore_keys)
+        hooks, plan, loader, start = self._prepare_fit(batch_size, folder, self.trial, self.ignore_keys)
         module.model = self.trainer.model
-        windows = self._start(pl_trainer, module, plan, loader, start)
+        windows = self._start(pl_trainer, module, hooks, plan, loader, start)
         train_on(pl_trainer, windows, **limits_of(self.trainer, plan))
+        return hooks
 
     @property
     def may_fit_again(self) -> bool:
@@ -278,19 +290,20 @@ class TrainingRun:
     def finish_without_epoch(self) -> None:
         """End the training if no epoch was left, for which Lightning calls no hook."""
         pl_trainer, module = self.backend.pl_trainer, self.backend.module
-        if not self._is_finished and self.windows is not None and pl_trainer is not None and module is not None:
+        if self._is_finished or self.windows is None or self.hooks is None:
+            return
+        if pl_trainer is not None and module is not None:
             self.hooks.on_train_start(pl_trainer, module)
             self.hooks.on_train_end(pl_trainer, module)
 
     def _prepare_fit(
         self,
-        hooks: RunHooks,
         batch_size: int | None,
         resume_from_checkpoint: str | None,
         trial: Trial | None,
         ignore_keys_for_eval: list[str] | None,
-    ) -> tuple[RunPlan, Iterable[Any], ResumePosition | None]:
-        """Set up a fit with ``hooks``; return its plan, its loader, and where a resumed one starts."""
+    ) -> tuple[RunHooks, RunPlan, Iterable[Any], ResumePosition | None]:
+        """Set up a fit; return its hooks, its plan, its loader, and where a resumed one starts."""
         self._is_finished = False
         self.windows = self.output = None
         self.backend.renew_callbacks()
@@ -308,10 +321,8 @@ class TrainingRun:
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
         )
         check_start(done, is_resumed=self.checkpoint is not None)
-        self.hooks = hooks
-        hooks.prepare(self)
+        hooks = self.hooks = RunHooks(self)
         plan, start, offset = hooks.resume.start_in_data(plan, loader, done, self.warn_once)
-        hooks.start_at(start, offset)
         if start is not None:
             self.trainer.state.max_steps, self.trainer.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
         warn_of_untold_epochs(loader, loader if start is None else start.rest, self.trainer.semantics, self.warn_once)
@@ -325,22 +336,24 @@ class TrainingRun:
         if self.counters.created_schedule:
             self.trainer.lr_scheduler, self.counters.created_schedule = None, False
         self.optimization = RunOptimization(self, plan.max_steps)
-        hooks.progress.begin()
+        self.progress.begin(offset)
+        self.saving.note_change()  # since a former fit, whose update steps have the same numbers
         self.trainer.callback_handler.train_dataloader = loader
         if self.backend.strategy.wraps_each_fit:
             self.trainer.model_wrapped = self.trainer.model
         self.trainer.deepspeed = None
-        return plan, loader, start
+        return hooks, plan, loader, start
 
     def _start(
         self,
         pl_trainer: pl.Trainer,
         module: HFModule,
+        hooks: RunHooks,
         plan: RunPlan,
         loader: Iterable[Any],
         start: ResumePosition | None,
     ) -> WindowLoader:
-        """Have the fit start at ``start``, None for the beginning; return its windows."""
+        """Have the fit of ``hooks`` start at ``start``, None for the beginning; return its windows."""
         _log_as_the_trainer(self, plan, pl_trainer)
         semantics = self.trainer.semantics
         windows = self.windows = WindowLoader(
@@ -352,7 +365,7 @@ class TrainingRun:
             and has_length(loader)
             and len(loader) == plan.batches_per_epoch,
         )
-        UpdateLoop(pl_trainer, self, windows)  # which becomes the loop of `pl_trainer`
+        UpdateLoop(pl_trainer, hooks, windows)  # which becomes the loop of `pl_trainer`
         self.backend.begin_fit(self.trainer.callback_handler.train_dataloader, module.connect(self))
         if start is not None:
             step = self.trainer.state.global_step
@@ -412,7 +425,7 @@ class TrainingRun:
         entries = {name: value for name, value in made.items() if name != "state_dict"}  # the checkpoint's weights
         if entries:
             content["callback_entries"] = entries
-        position = self.hooks.progress.position_to_resume()
+        position = self.progress.position_to_resume()
         if position is not None:
             content["position"] = position.to_dict()
         is_whole = not self.backend.traits.shards_model
@@ -455,9 +468,9 @@ class TrainingRun:
 
     def exit_if_preempted(self) -> None:
         """Save and exit, after an error in reading data, if the process has received a signal to exit."""
-        pl_trainer = self.backend.pl_trainer
-        if self.hooks.preemption is not None and self.windows is not None and pl_trainer is not None:
-            self.hooks.preemption.exit_without_workers(pl_trainer)
+        pl_trainer, hooks = self.backend.pl_trainer, self.hooks
+        if hooks is not None and hooks.preemption is not None and self.windows is not None and pl_trainer is not None:
+            hooks.preemption.exit_without_workers(pl_trainer)
 
 
 # The current or last run of a Trainer, and its counts as attributes of the Trainer with transformers' names.

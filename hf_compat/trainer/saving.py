@@ -121,16 +121,16 @@ class CheckpointSaving:
         self._run, self._trainer = run, run.trainer
         self._writer = run.checkpoint_writer
         self._best_before: str | None = None
-        self.note_change()  # since a former fit, whose update steps have the same numbers
+        self._last_step: int | None = None
 
     def note_change(self) -> None:
         """Note that what follows within this update step, an evaluation perhaps, is in no checkpoint yet."""
-        self._writer.last_step = None
+        self._last_step = None
 
     @property
     def has_saved(self) -> bool:
         """Whether the current update step is saved."""
-        return self._writer.last_step == self._trainer.state.global_step
+        return self._last_step == self._trainer.state.global_step
 
     def save(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save a checkpoint and fire ``on_save``; a write error is raised or logged, as ``on_save_error`` says.
@@ -152,7 +152,7 @@ class CheckpointSaving:
             self._handle_write_error(error)
             self._trainer.control.should_save = False  # as after a save: it is not tried again at the epoch's end
             return
-        self._writer.last_step = self._trainer.state.global_step  # an override may have saved by itself
+        self._last_step = self._trainer.state.global_step  # an override may have saved by itself
         trainer = self._trainer
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
@@ -201,6 +201,7 @@ class CheckpointSaving:
             save = partial(self._save_at_once, output_dir, writes)
             self._writer.write(folder, save, step=step, launch=launch, writes_files=writes)
             self._push_and_rotate(folder)
+        self._last_step = step
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
@@ -305,9 +306,6 @@ class TrainingEvaluation:
 
     Args:
         run: The run.
-
-    Attributes:
-        ignore_keys: Model outputs that are excluded from the predictions of these evaluations.
     """
 
     _run: WeakAttribute[TrainingRun] = WeakAttribute()
@@ -315,7 +313,6 @@ class TrainingEvaluation:
 
     def __init__(self, run: TrainingRun) -> None:
         self._run, self._trainer = run, run.trainer
-        self.ignore_keys = run.ignore_keys
         self._before: Tensor | None = None
 
     def measure(self, ignore_keys: list[str] | None) -> dict[str, float]:

@@ -1030,10 +1030,10 @@ class Trainer(metaclass=CountsCounterparts):
         """Log, evaluate and save, each if the control says so; ``tr_loss``, summed since the last log, is zeroed."""
         run, metrics = current_run(self), None
         if self.control.should_log:
-            run.hooks.frozen.warn_of_unfrozen(self)
+            run.frozen.warn_of_unfrozen(self)
             if self.state.global_step > self.run_counters.last_logged_step:
                 logs = progress.take_logs(self, self.run_counters, tr_loss, grad_norm, learning_rate)
-                started = run.hooks.progress.start_time if start_time is None else start_time
+                started = run.progress.start_time if start_time is None else start_time
                 call_override(self.log, "logs start_time", logs, started)
                 self.lightning_backend.publish_metrics(logs)
         if self.control.should_evaluate:
@@ -1042,13 +1042,13 @@ class Trainer(metaclass=CountsCounterparts):
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
-            run.hooks.saving.save(model, trial, metrics)
+            run.saving.save(model, trial, metrics)
 
     def _evaluate(
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         """Evaluate, report to a hyperparameter search, and step a metric-based schedule."""
-        metrics = current_run(self).hooks.evaluation.measure(ignore_keys_for_eval)
+        metrics = current_run(self).evaluation.measure(ignore_keys_for_eval)
         step = self.state.global_step
         call_override(self._report_to_hp_search, "trial step metrics", trial, step, metrics)
         scheduler: Any = self.lr_scheduler
@@ -1060,7 +1060,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _finalize_training(self, trial: Trial | None, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the final metrics, load the best model and fire ``on_train_end``; return the result."""
-        saving = current_run(self).hooks.saving
+        saving = current_run(self).saving
         return finalize_training(self, counts_of(self), saving, num_train_samples, start_time)
 
     def end(self) -> None:
@@ -1238,7 +1238,7 @@ class Trainer(metaclass=CountsCounterparts):
         With ``save_async`` it is written in the background, except files of overridden methods. If
         this method or a callback's ``on_save`` is overridden, it returns only when the folder is complete.
         """
-        current_run(self).hooks.saving.write(trial)
+        current_run(self).saving.write(trial)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save ``optimizer.pt`` and ``scheduler.pt``."""
@@ -1523,7 +1523,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save a checkpoint to ``checkpoint_dir`` from which Ray can resume the trial."""
-        current_run(self).hooks.saving.write_for_search(Path(checkpoint_dir))
+        current_run(self).saving.write_for_search(Path(checkpoint_dir))
 
     # ---- transformers 4 only ----
 

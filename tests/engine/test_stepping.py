@@ -293,7 +293,7 @@ class SeeingEvaluations(pl.Callback):
 
     def note(self, trainer, pl_module, name, given):
         loop = trainer._evaluation_loop
-        self.lean.add(isinstance(loop, _LeanEvaluationLoop) and loop.hooks is not None)
+        self.lean.add(isinstance(loop, _LeanEvaluationLoop) and loop.lightning_hooks is not None)
         counts = vars(loop.batch_progress.current).copy(), loop.batch_progress.is_last_batch
         metrics = {
             name: told(value)
@@ -399,7 +399,7 @@ def test_evaluations_of_another_module():
         trainer = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
         use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device, strategy_class=ModelStrategy)
         logged = trainer.validate(module, DataLoader(torch.arange(6.0), batch_size=4), verbose=False)
-        assert (trainer.validate_loop.hooks is not None) == (kind is LeavesBatches)
+        assert (trainer.validate_loop.lightning_hooks is not None) == (kind is LeavesBatches)
         seen.append((logged, module.steps))
     assert seen[0] == seen[1]
 
@@ -465,7 +465,7 @@ def test_a_length_is_a_hint(limit, expected, said, profiler):
     use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device, strategy_class=ModelStrategy)
     trainer.validate(LeavesBatches(), TrackedLoader(Counted(count=6), knows_end=True), verbose=False)
     assert watching.seen == [(index, [said], index == expected - 1) for index in range(expected)]
-    assert (trainer.validate_loop.hooks is None) == (profiler is not None)
+    assert (trainer.validate_loop.lightning_hooks is None) == (profiler is not None)
 
 
 class SaysFour(SizedStream):

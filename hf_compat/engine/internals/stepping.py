@@ -54,9 +54,9 @@ def call_hook(module: pl.LightningModule, name: str, *args: Any) -> None:
     """
     trainer: Any = module._trainer
     loop = trainer.fit_loop.epoch_loop
-    if "hooks" not in loop.__dict__:  # a callback runs a backward pass before the first epoch
-        loop.hooks = Hooks(trainer)
-    loop.hooks.call(name, *args)
+    if "lightning_hooks" not in loop.__dict__:  # a callback runs a backward pass before the first epoch
+        loop.lightning_hooks = LightningHooks(trainer)
+    loop.lightning_hooks.call(name, *args)
 
 
 class TrainingLoop(_TrainingEpochLoop):
@@ -101,7 +101,7 @@ class TrainingLoop(_TrainingEpochLoop):
         self.reset()
         self.on_run_start(data_fetcher)
         while not self.done:
-            if self.hooks.profiles:
+            if self.lightning_hooks.profiles:
                 with self.trainer.profiler.profile("[_TrainingEpochLoop].train_dataloader_next"):
                     batch = next(self.batches, None)
             else:
@@ -137,13 +137,14 @@ class TrainingLoop(_TrainingEpochLoop):
         """Begin an epoch: look up what each of its batches needs."""
         super().on_run_start(data_fetcher)
         trainer, module = self.trainer, self.trainer.lightning_module
-        self.hooks, self.strategy, self._precision = Hooks(trainer), trainer.strategy, trainer.precision_plugin
+        hooks = self.lightning_hooks = LightningHooks(trainer)
+        self.strategy, self._precision = trainer.strategy, trainer.precision_plugin
         self.val_loop.restarting = False
         self._validates = trainer.enable_validation
         known = self._module_class
-        self._transfers = self.hooks.profiles or not is_transfer_noop(trainer, known.transfer_batch_to_device)
+        self._transfers = hooks.profiles or not is_transfer_noop(trainer, known.transfer_batch_to_device)
         self._steps_itself = overrides(module, "training_step", known)
-        self._calls_strategy = self.hooks.profiles or overrides(trainer.strategy, "training_step", self._strategy_class)
+        self._calls_strategy = hooks.profiles or overrides(trainer.strategy, "training_step", self._strategy_class)
         self._length = data_fetcher.length or math.inf
 
     def expect(self, batches: int) -> None:
@@ -192,7 +193,7 @@ class TrainingLoop(_TrainingEpochLoop):
 
     def call_training_step(self, batch: Any, index: int) -> Any:
         """Return what :meth:`train` returns, called by strategy and module where these do more than that."""
-        trainer, attributes = self.trainer, self.hooks.attributes
+        trainer, attributes = self.trainer, self.lightning_hooks.attributes
         self.batch_progress.increment_started()
         if self._steps_itself:
             with trainer.profiler.profile("run_training_batch"):
@@ -216,10 +217,10 @@ class TrainingLoop(_TrainingEpochLoop):
         """
         steps = self.manual_optimization.optim_step_progress
         steps.increment_ready()
-        if self.hooks.profiles:
+        if self.lightning_hooks.profiles:
             self.trainer.profiler.start("optimizer_step")
         self.strategy.optimizer_step(self.strategy.optimizers[0], do_nothing_closure)
-        if self.hooks.profiles:
+        if self.lightning_hooks.profiles:
             self.trainer.profiler.stop("optimizer_step")
         steps.increment_completed()
 
@@ -292,7 +293,7 @@ def end_batch_of(connector: _LoggerConnector, results: _ResultCollection) -> boo
     return False
 
 
-class Hooks:
+class LightningHooks:
     """The hooks of callbacks and module: those that are overridden or, under a profiler, all, as Lightning calls them.
 
     Args:
@@ -419,7 +420,7 @@ def step_alike(loop: Any, other: object) -> None:
 class _LeanEvaluationLoop(_EvaluationLoop):
     noop_transfer: Callable[..., Any]
     strategy_class: type
-    hooks: Hooks | None = None
+    lightning_hooks: LightningHooks | None = None
     """None where Lightning's own code runs."""
     _names = ("", "", "")
     _takes_index = _counts = True
@@ -456,7 +457,7 @@ class _LeanEvaluationLoop(_EvaluationLoop):
             and self.num_dataloaders == 1
             and is_transfer_noop(trainer, self.noop_transfer)
         )
-        self.hooks = Hooks(trainer) if is_known else None
+        self.lightning_hooks = LightningHooks(trainer) if is_known else None
         if is_known:
             plugin = trainer.precision_plugin
             self._convert = None if type(plugin).convert_input is Precision.convert_input else plugin.convert_input
@@ -476,7 +477,7 @@ class _LeanEvaluationLoop(_EvaluationLoop):
         self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
     ) -> None:
         """Evaluate one batch: what Lightning does, without what is not used."""
-        hooks = self.hooks
+        hooks = self.lightning_hooks
         if isinstance(self._combined_loader, _ToItsEnd):
             self.batch_progress.is_last_batch = self._combined_loader.is_last(batch_idx)
         if hooks is None:

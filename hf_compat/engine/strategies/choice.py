@@ -424,7 +424,7 @@ class StrategyChoice:
     """How processes are started if no launcher did: by running the script again, or a multiprocessing method."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Keywords of ``DistributedDataParallel`` that the user chose."""
-    hooks: dict[str, Any] = field(default_factory=dict)
+    ddp_hooks: dict[str, Any] = field(default_factory=dict)
     """Keywords of Lightning's ``DDPStrategy`` for communication hooks and model averaging."""
     fsdp: FsdpSettings | None = None
     """How FSDP shards the model; None without FSDP."""

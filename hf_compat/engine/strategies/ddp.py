@@ -150,4 +150,4 @@ def ddp_strategy(
 ) -> DDPStrategy:
     """Return the DDP strategy of a run."""
     settings = ddp_settings(args, model, process_layout.settings)
-    return DDPStrategy(process_layout, device, settings, process_layout.hooks)
+    return DDPStrategy(process_layout, device, settings, process_layout.ddp_hooks)
