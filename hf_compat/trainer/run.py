@@ -325,12 +325,7 @@ class TrainingRun:
         plan, start, offset = hooks.resume.start_in_data(plan, loader, done, self.warn_once)
         if start is not None:
             self.trainer.state.max_steps, self.trainer.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
-        warn_of_untold_epochs(loader, loader if start is None else start.rest, self.trainer.semantics, self.warn_once)
-        warn_of_shares_in_shares(loader, "train_dataset", self.warn_once)
-        warn_of_unseeded_shuffle(loader, 0 if start is None else start.batches, self.warn_once)
-        warn_of_rounded_average(self.trainer.model, averages_weights(self.backend.callbacks), self.warn_once)
-        warn_of_norms_counted_twice(self.trainer.model, self.warn_once)
-        warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self.warn_once)
+        self._warn(plan, loader, start)
         plan = without_extra_step(self.trainer, plan, 0 if start is None else start.epoch, self.warn_once)
         self.trainer.run_plan = plan
         if self.counters.created_schedule:
@@ -343,6 +338,16 @@ class TrainingRun:
             self.trainer.model_wrapped = self.trainer.model
         self.trainer.deepspeed = None
         return hooks, plan, loader, start
+
+    def _warn(self, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None) -> None:
+        """Warn of what a fit with ``plan`` loses or counts wrong, before it begins at ``start``."""
+        epoch, batches, rest = (0, 0, loader) if start is None else (start.epoch, start.batches, start.rest)
+        warn_of_untold_epochs(loader, rest, self.trainer.semantics, self.warn_once)
+        warn_of_shares_in_shares(loader, "train_dataset", self.warn_once)
+        warn_of_unseeded_shuffle(loader, batches, self.warn_once)
+        warn_of_rounded_average(self.trainer.model, averages_weights(self.backend.callbacks), self.warn_once)
+        warn_of_norms_counted_twice(self.trainer.model, self.warn_once)
+        warn_of_lost_steps(loader, plan, epoch, self.warn_once)
 
     def _start(
         self,
