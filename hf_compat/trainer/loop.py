@@ -35,6 +35,7 @@ from hf_compat.trainer.progress import (
     Progress,
     log_start,
     warn_of_changed_accumulation,
+    warn_of_untold_workers,
 )
 from hf_compat.trainer.resume import Resume
 from hf_compat.trainer.saving import CheckpointSaving, EvaluationTiming, TrainingEvaluation
@@ -169,13 +170,14 @@ class UpdateLoop(TrainingLoop):
 
     def draw_windows(self) -> Iterator[Window]:
         """Yield the windows of the epoch until it ends or a callback stops it."""
-        (_, hooks, trainer), windows = self._fit, self.windows
+        (run, hooks, trainer), windows = self._fit, self.windows
         semantics, start = trainer.semantics, windows.epoch_start()
         restores = start is windows.start
         if restores and start.batches == 0:
             hooks.resume.restore_rng()
             restores = False
         windows.tell_epoch(start)
+        warn_of_untold_workers(start.rest, run.warn_once)
         reads = windows.plan.batches_per_epoch or semantics.asks_empty_loader
         # Also after the end of the data: an override may have an effect each time, or more batches later.
         asks_to_the_end = is_overridden(trainer.get_batch_samples) or is_carried_on(windows.train_loader)
