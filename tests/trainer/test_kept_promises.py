@@ -387,7 +387,8 @@ def test_a_norm_in_a_checkpointed_layer(momentum, checkpointing, tmp_path):
         pytest.param(True, True, True, True, id="around a run in bfloat16"),
         pytest.param(False, True, True, True, id="disabled, around a run in bfloat16"),
         pytest.param(False, True, False, False, id="disabled, around a run in float32"),
-        pytest.param(True, False, True, False, id="without copies that are kept"),
+        pytest.param(True, False, False, False, id="without copies that are kept"),
+        pytest.param(True, False, True, False, id="without copies that are kept, around a run in bfloat16"),
     ],
 )
 def test_a_run_inside_of_autocast(enabled, cached, bf16, told, tmp_path):
