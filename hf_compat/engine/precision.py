@@ -113,10 +113,10 @@ class ForwardMixedPrecision(MixedPrecision):
     train_step_context = val_step_context = forward_context  # type: ignore[assignment]
     test_step_context = predict_step_context = forward_context  # type: ignore[assignment]
 
-    def autocast_context_manager(self) -> torch.autocast:
-        """Return the autocast of one forward pass, with the weight cache enabled as in transformers."""
+    def autocast_context_manager(self, cache_enabled: bool | None = None) -> torch.autocast:
+        """Return the autocast of one forward pass; ``cache_enabled`` is torch's."""
         dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.float16
-        return torch.autocast(self.device, dtype=dtype)
+        return torch.autocast(self.device, dtype=dtype, cache_enabled=cache_enabled)
 
     post_backward = FullPrecision.post_backward  # type: ignore[assignment]
 

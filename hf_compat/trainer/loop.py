@@ -29,7 +29,7 @@ from hf_compat.overriding import call_override, check_is_module, is_overridden
 from hf_compat.trainer.loaders import is_carried_on
 from hf_compat.trainer.optimization import OptimizerStep
 from hf_compat.trainer.preemption import Preemption
-from hf_compat.trainer.progress import log_start, warn_of_changed_accumulation
+from hf_compat.trainer.progress import log_start, warn_of_changed_accumulation, warn_of_untold_workers
 from hf_compat.trainer.resume import Resume
 from hf_compat.trainer.saving import EvaluationTiming
 
@@ -169,6 +169,7 @@ class UpdateLoop(TrainingLoop):
             hooks.resume.restore_rng()
             restores = False
         windows.tell_epoch(start)
+        warn_of_untold_workers(start.rest, self._warn_once)
         reads = windows.plan.batches_per_epoch or semantics.asks_empty_loader
         # Also after the end of the data: an override may have an effect each time, or more batches later.
         asks_to_the_end = is_overridden(trainer.get_batch_samples) or is_carried_on(windows.train_loader)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from hf_compat.arguments.derived import compile_keywords
@@ -146,7 +148,8 @@ def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
             return
         model._is_accelerate_prepared = True
     if mixed is not None:
-        autocast_forward(model, mixed.autocast_context_manager)
+        cached = torch.is_autocast_cache_enabled()  # now, as accelerate asks: the loss may have an autocast of its own
+        autocast_forward(model, partial(mixed.autocast_context_manager, cached))
 
 
 def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce) -> None:

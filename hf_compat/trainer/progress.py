@@ -404,8 +404,8 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Number of trainable parameters = {trainable:,}"
 
 
-# Warnings of a run: epochs untold, shares of shares, streams shuffled without a seed, averages in half precision, norms
-# that count twice, changed accumulation, unfrozen parameters, a plateau below zero.
+# Warnings of a run: epochs untold, shares of shares, streams shuffled without a seed, an autocast around it, averages
+# in half precision, norms that count twice, changed accumulation, unfrozen parameters, a plateau below zero.
 
 
 def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -431,6 +431,27 @@ def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Sema
 
 def _leaves_out(loader: object) -> bool:
     return isinstance(loader, PreparedDataLoader) and hasattr(loader.dataset, "set_epoch") and not loader.tells_dataset
+
+
+def warn_of_untold_workers(loader: object, warn_once: WarnOnce) -> None:
+    """Warn if ``loader`` has workers from an earlier epoch, whose copies of the data set are not told of this one."""
+    dataset = getattr(loader, "dataset", None)
+    dataset = getattr(dataset, "unsharded", dataset)
+    is_kept = getattr(loader, "persistent_workers", False) and getattr(loader, "_iterator", None) is not None
+    attributes = getattr(dataset, "__dict__", {})
+    if is_kept and hasattr(dataset, "set_epoch") and not any(map(_is_shared, attributes.values())):
+        warn_once(
+            "`dataloader_persistent_workers=True` keeps workers that have copies of `train_dataset` from an earlier "
+            "epoch. Its `set_epoch` does not reach them, as in transformers, so that epochs may have the same order. "
+            "Set `dataloader_persistent_workers=False`, or keep the epoch in shared memory, as a tensor after "
+            "`share_memory_()`."
+        )
+
+
+def _is_shared(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return bool(value.is_shared())  # type: ignore[no-untyped-call]
+    return type(value).__module__.startswith("multiprocessing.")  # such as a `Value`
 
 
 def warn_of_shares_in_shares(loader: object, field: str, warn_once: WarnOnce) -> None:
@@ -484,6 +505,20 @@ def warn_of_unseeded_shuffle(loader: object, batches: int, warn_once: WarnOnce) 
 
 _OF_SHUFFLE = ("bufsize", "initial", "rng", "seed")
 """The parameters of webdataset's ``shuffle``, in their order."""
+
+
+def warn_of_outer_autocast(trainer: Trainer, warn_once: WarnOnce) -> None:
+    """Warn if the script trains inside of an autocast, which keeps its copies of the weights for the whole run."""
+    is_inside = torch.autocast_increment_nesting() > 1
+    torch.autocast_decrement_nesting()
+    makes_copies = torch.is_autocast_enabled(trainer.args.device.type) or trainer.accelerator.mixed_precision != "no"
+    if is_inside and makes_copies and torch.is_autocast_cache_enabled():
+        warn_once(
+            "`train` is called inside of `torch.autocast`, which copies weights to half precision once, and keeps the "
+            "copies to its end: linear layers and convolutions compute with the weights of the first update step in "
+            "all others, as in transformers. Call it outside. With `bf16=True` or `fp16=True` the forward pass is in "
+            "half precision."
+        )
 
 
 def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: WarnOnce) -> None:

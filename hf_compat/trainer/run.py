@@ -51,6 +51,7 @@ from hf_compat.trainer.progress import (
     RunCounters,
     count_train_tokens,
     warn_of_norms_counted_twice,
+    warn_of_outer_autocast,
     warn_of_rounded_average,
     warn_of_shares_in_shares,
     warn_of_unseeded_shuffle,
@@ -345,6 +346,7 @@ class TrainingRun:
         warn_of_untold_epochs(loader, rest, self.trainer.semantics, self.warn_once)
         warn_of_shares_in_shares(loader, "train_dataset", self.warn_once)
         warn_of_unseeded_shuffle(loader, batches, self.warn_once)
+        warn_of_outer_autocast(self.trainer, self.warn_once)
         warn_of_rounded_average(self.trainer.model, averages_weights(self.backend.callbacks), self.warn_once)
         warn_of_norms_counted_twice(self.trainer.model, self.warn_once)
         warn_of_lost_steps(loader, plan, epoch, self.warn_once)

@@ -15,7 +15,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import HFCompatWarning
 from hf_compat.overriding import WarnOnce
 from tests.support import trainers
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.helpers import CLASSES, WIDTH, ListDataset, PlainModel, vector_rows
 
 new_trainer = partial(
     trainers.new_trainer, rows=16, max_steps=4, save_strategy="no", logging_steps=1, per_device_train_batch_size=2
@@ -378,3 +378,87 @@ def test_a_norm_in_a_checkpointed_layer(momentum, checkpointing, tmp_path):
         with pytest.warns(HFCompatWarning, match=r"1 - sqrt\(1 - momentum\)"):
             mended = trained(hf_compat, 0.1)
         assert all(map(torch.allclose, mended[:3], trained(hf_compat, 0.19, checkpointing=False)[:3]))
+
+
+@pytest.mark.parametrize(
+    ("enabled", "cached", "bf16", "told"),
+    [
+        pytest.param(True, True, False, True, id="around a run in float32"),
+        pytest.param(True, True, True, True, id="around a run in bfloat16"),
+        pytest.param(False, True, True, True, id="disabled, around a run in bfloat16"),
+        pytest.param(False, True, False, False, id="disabled, around a run in float32"),
+        pytest.param(True, False, False, False, id="without copies that are kept"),
+        pytest.param(True, False, True, False, id="without copies that are kept, around a run in bfloat16"),
+    ],
+)
+def test_a_run_inside_of_autocast(enabled, cached, bf16, told, tmp_path):
+    """Its weights stay those of the first update step to linear layers, as in transformers, and a warning says so."""
+    transformers = pytest.importorskip("transformers")
+
+    def losses(library):
+        torch.manual_seed(0)
+        model = PlainModel()
+        model.body = nn.Linear(WIDTH, CLASSES)
+        trainer = new_trainer(tmp_path, library=library, model=model, bf16=bf16, rows=2, learning_rate=0.1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled, cache_enabled=cached):
+            trainer.train()
+        return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HFCompatWarning)
+        ours = losses(hf_compat)
+    assert [("inside of `torch.autocast`" in str(w.message)) for w in caught] == [True] * told
+    assert (ours[3] == pytest.approx(ours[0], rel=1e-4)) == told  # the same two rows in each batch
+    assert ours == losses(transformers)
+
+
+class EpochStream(torch.utils.data.IterableDataset):
+    """Eight rows with the number of the epoch as their feature."""
+
+    def __init__(self, is_shared):
+        self.epoch = torch.zeros(())
+        if is_shared:
+            self.epoch.share_memory_()
+
+    def set_epoch(self, epoch):
+        self.epoch.fill_(epoch)
+
+    def __iter__(self):
+        for _ in range(8):
+            yield {"features": self.epoch.expand(WIDTH).clone(), "labels": 0}
+
+
+@pytest.mark.parametrize(
+    ("keeps", "is_shared", "told"),
+    [
+        pytest.param(True, False, True, id="kept, with copies"),
+        pytest.param(False, False, False, id="new ones in each epoch"),
+        pytest.param(True, True, False, id="kept, with shared memory"),
+    ],
+)
+def test_epochs_of_workers_that_are_kept(keeps, is_shared, told, tmp_path):
+    """They do not learn of the next epoch, as in transformers, and a warning says so."""
+    transformers = pytest.importorskip("transformers")
+
+    def epochs(library):
+        seen = []
+        trainer = new_trainer(
+            tmp_path,
+            library=library,
+            train_dataset=EpochStream(is_shared),
+            per_device_train_batch_size=4,
+            dataloader_num_workers=1,
+            dataloader_persistent_workers=keeps,
+        )
+        trainer.model.register_forward_pre_hook(
+            lambda _, given, named: seen.append((*given, *named.values())[0][0, 0].item()), with_kwargs=True
+        )
+        trainer.train()
+        return seen
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HFCompatWarning)
+        ours = epochs(hf_compat)
+    assert [("dataloader_persistent_workers=False" in str(w.message)) for w in caught] == [True] * told
+    assert (ours[0], ours[3]) == (0, 0 if told else 1)
+    assert ours == epochs(transformers)
