@@ -460,26 +460,27 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
         ModelError: If it cannot be trained: it has no loss, or several processes would share the devices it is on.
         TrainerSetupError: If both were passed, or the strategy does not support what ``model_init`` returned.
     """
-    if trainer.model_init is not None:
-        if model is not None and trainer.semantics.refuses_model_and_model_init:
+    is_made = model is None
+    if is_made:
+        model = trainer.call_model_init()
+        check_is_module(model, "call_model_init")
+    elif trainer.model_init is not None:
+        if trainer.semantics.refuses_model_and_model_init:
             raise TrainerSetupError(
                 "`Trainer` requires either a `model` or `model_init` argument, but not both: choose one."
             )
-        if model is not None:
-            text = (
-                "`Trainer` requires either a `model` or `model_init` argument, but not both: `model_init` replaces "
-                "the model. Pass only one."
-            )
-            warn_user(text, FutureWarning)
-        model = trainer.call_model_init()
-        check_is_module(model, "call_model_init")
+        text = (
+            "`Trainer` requires either a `model` or `model_init` argument, but not both: `train` replaces the model by "
+            "one from `model_init`. Pass only one."
+        )
+        warn_user(text, FutureWarning)
     assert model is not None, "checked before"
     check_is_model(model, "`model`")
     if _uses_model_loss(trainer):
         _check_computes_loss(trainer, model)
     backend, layout = trainer.lightning_backend, trainer.lightning_backend.process_layout
     check_loaded_model(model, is_alone=layout.launch.world_size == 1 and layout.start is None)
-    if trainer.model_init is not None:
+    if is_made:
         _check_made_model(trainer, model)
     if not is_presharded(model):
         check_plan(model, backend.process_layout.plan_size)

@@ -86,10 +86,20 @@ class RunOptimization:
         """Create and return optimizer and schedule, with the methods that the emulated release calls.
 
         Raises:
-            TrainerSetupError: If the optimizer is that of an earlier fit, of another model.
+            TrainerSetupError: If the optimizer that was passed has trained another model in an earlier fit.
         """
         trainer, counters = self._trainer, self._run.counters
-        _check_earlier(trainer.optimizer, trainer.model, updated_model=counters.updates_model)
+        if _is_of_another(trainer.optimizer, trainer.model, updated_model=counters.updates_model):
+            if trainer.lr_scheduler is not None or not counters.created_optimizer:
+                raise TrainerSetupError(
+                    f"`trainer.optimizer` ({type(trainer.optimizer).__name__}) updates no parameter of "
+                    "`trainer.model`, but of the one that it has trained. Set `trainer.optimizer = "
+                    "trainer.lr_scheduler = None` before `train`, which then creates new ones."
+                )
+            trainer.optimizer = None
+        _check_averages(trainer.optimizer)
+        if unwrap_optimizer(trainer.optimizer) is trainer.optimizer:  # it is none of an earlier fit
+            counters.created_optimizer = trainer.optimizer is None
         with self.wrapping() as wrap:
             if trainer.semantics.creates_scheduler_apart:
                 trainer.create_optimizer()
@@ -139,26 +149,21 @@ def _updates_others(optimizer: Any, model: nn.Module) -> bool:
     return bool(updated) and updated.isdisjoint(map(id, model.parameters()))
 
 
-def _check_earlier(optimizer: Any, model: nn.Module, *, updated_model: bool) -> None:
-    """Raise if ``optimizer`` has trained another model, or this one when a layer was smaller.
+def _is_of_another(optimizer: Any, model: nn.Module, *, updated_model: bool) -> bool:
+    """Return whether ``optimizer`` has trained another model.
 
     Args:
         optimizer: The optimizer that there is, or None.
         model: The model to train.
         updated_model: Whether the optimizer of the last fit updated parameters of its model.
     """
-    if updated_model and unwrap_optimizer(optimizer) is not optimizer and _updates_others(optimizer, model):
-        raise TrainerSetupError(
-            f"`trainer.optimizer` ({type(optimizer).__name__}) updates no parameter of `trainer.model`, but of the one "
-            "that it has trained. Set `trainer.optimizer = trainer.lr_scheduler = None` before `train`, which then "
-            "creates new ones."
-        )
-    if type(optimizer).__module__.startswith("torch.optim."):
-        _check_averages(optimizer)
+    return updated_model and unwrap_optimizer(optimizer) is not optimizer and _updates_others(optimizer, model)
 
 
-def _check_averages(optimizer: Optimizer) -> None:
+def _check_averages(optimizer: Any) -> None:
     """Raise if an average of an earlier training is not of its parameter's shape: fused optimizers read beyond it."""
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return
     for parameter, state in optimizer.state.items():
         average = state.get("exp_avg", state.get("momentum_buffer"))
         # A shard has one dimension.

@@ -170,6 +170,8 @@ class RunCounters:
     """Whether the Trainer has made the learning-rate schedule itself, so that the next fit makes another."""
     updates_model: bool = False
     """Whether the optimizer of the last fit updates parameters of its model, not of something beside it alone."""
+    created_optimizer: bool = False
+    """Whether the Trainer has made the optimizer itself, so that it makes another for another model."""
     loss_shifts_labels: bool = False
     """Whether the model's loss compares each prediction with the next label, so that the first one is not counted."""
     signature_columns: list[str] | None = None

@@ -46,6 +46,7 @@ from hf_compat.errors import (
     UnknownArgumentError,
     UntrainableModelError,
 )
+from hf_compat.optim.prepared import unwrap_optimizer
 from hf_compat.trainer.outputs import EvalLoopOutput
 from tests.support.helpers import WIDTH, ListDataset, PlainModel, Stream, bert_classifier, gpt2, vector_rows
 from tests.support.trainers import QUIET, arguments, new_trainer
@@ -721,16 +722,35 @@ def test_numbers_of_another_type(fields, tmp_path):
 
 
 def test_an_optimizer_of_another_model(tmp_path):
-    """A model that was replaced between two runs is not trained in vain."""
-    trainer = trainer_of_four(tmp_path, max_steps=1)
+    """A model that was replaced between two runs is not trained in vain, with an optimizer that was passed."""
+    model = PlainModel()
+    given = {"optimizers": (torch.optim.SGD(model.parameters(), lr=0.1), None), "eval_dataset": None}
+    trainer = new_trainer(tmp_path, model=model, rows=4, given=given, max_steps=1)
     trainer.train()
     trainer.model = PlainModel()
     with pytest.raises(TrainerSetupError, match=r"updates no parameter of `trainer.model`.*lr_scheduler = None"):
         trainer.train()
     trainer.optimizer = trainer.lr_scheduler = None
+    assert trains_its_model(trainer)
+
+
+def test_an_own_optimizer_of_another_model(tmp_path):
+    """In place of one that the Trainer had made, it makes another for each model that replaces one, once."""
+    trainer = trainer_of_four(tmp_path, max_steps=1)
+    made = []
+    for renewed in (True, False, True):
+        if renewed:
+            trainer.model = PlainModel()
+        assert trains_its_model(trainer)
+        made.append(unwrap_optimizer(trainer.optimizer))
+    assert made[0] is made[1] is not made[2]
+
+
+def trains_its_model(trainer):
+    """Train, and return whether that changed the model's weights."""
     before = [value.clone() for value in trainer.model.parameters()]
     trainer.train()
-    assert not all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
+    return not all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
 
 
 def test_an_optimizer_of_a_smaller_layer(tmp_path):

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hf_compat import TrainingArguments
@@ -134,6 +135,12 @@ def spoiled(spoil: Callable[[Path], object]) -> Row:
     return Row(then)
 
 
+def rename_weights(checkpoint: Path) -> None:
+    """Rename all weights in a checkpoint, as a ``_save`` does that saves the model within a model."""
+    file = checkpoint / "model.safetensors"
+    save_file({f"inner.{name}": value for name, value in load_file(file).items()}, file, {"format": "pt"})
+
+
 def written(name: str, content: bytes) -> Row:
     return spoiled(lambda folder: (folder / name).write_bytes(content))
 
@@ -245,6 +252,7 @@ TABLE: dict[str, Row] = {
     "list in optimizer.pt": saved("optimizer.pt", [1]),
     "half of scheduler.pt": halved("scheduler.pt"),
     "empty model.safetensors": written("model.safetensors", b""),
+    "model.safetensors of another model": spoiled(rename_weights),
     "half of model.safetensors": halved("model.safetensors"),
     "code in pytorch_model.bin": saved("pytorch_model.bin", {"state": RunsCode()}),
     "list in pytorch_model.bin": saved("pytorch_model.bin", [1]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -129,6 +130,24 @@ def model_init(kit: Kit) -> None:
     kit.train(trainer)
     kit.train(trainer)
     kit.evaluate(trainer)
+
+
+@scenario(until="5.2")
+def model_and_model_init(kit: Kit) -> None:
+    """Before ``train`` replaces it, the model that was passed is evaluated; none is made of ``model_init``."""
+    made = []
+
+    def init() -> Any:
+        made.append(len(made))
+        return kit.model(helpers.gpt2)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`Trainer` requires either", FutureWarning)
+        trainer = language_model(kit, model=kit.model(helpers.gpt2, n_layer=1), model_init=init)
+    kit.evaluate(trainer)
+    kit.keep("made before", len(made))
+    kit.train(trainer)
+    kit.keep("made", len(made))
 
 
 @scenario()
