@@ -510,8 +510,12 @@ def another_number_of_processes(kit: Kit) -> None:
 @shared
 def members_of_the_accelerator(kit: Kit) -> None:
     """What subclasses call on ``trainer.accelerator``, each with values that differ between the processes."""
-    accelerator = plain(kit).accelerator
+    trainer = plain(kit)
+    accelerator = trainer.accelerator
     _keep_facts(kit, accelerator)
+    weight = torch.ones(2)  # one in a file that is mapped leaves it
+    copied = weight.to(trainer.args.device).data_ptr() != weight.data_ptr()
+    kit.keep("device", [str(trainer.args.device), str(accelerator.device), copied])
     rank = accelerator.process_index
     rows = torch.arange(4.0).reshape(2, 2) + 10 * rank
     nested = {"a": rows, "b": [torch.tensor(rank), (rows[:1],)]}
