@@ -140,7 +140,8 @@ def choose_device(args: TrainingArguments) -> torch.device:
     import torch
 
     state = accelerate_state.configured_state() if uses_configured_state(args) else None
-    # As accelerate has it: what is moved to this device is copied; weights leave the file that they are mapped from.
+    # As accelerate has it: torch copies whatever is moved to this device. Weights leave the file that they are mapped
+    # from, and a model that writes to its inputs does not write to the data set.
     cpu = torch.device("cpu", 0) if args.world_size > 1 or is_single_rank(args) else torch.device("cpu")
     if wants_cpu(args.use_cpu) or (state is not None and state.device.type == "cpu"):
         return cpu
