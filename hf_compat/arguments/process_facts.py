@@ -140,12 +140,15 @@ def choose_device(args: TrainingArguments) -> torch.device:
     import torch
 
     state = accelerate_state.configured_state() if uses_configured_state(args) else None
+    # As accelerate has it: torch copies whatever is moved to this device. Weights leave the file that they are mapped
+    # from, and a model that writes to its inputs does not write to the data set.
+    cpu = torch.device("cpu", 0) if args.world_size > 1 or is_single_rank(args) else torch.device("cpu")
     if wants_cpu(args.use_cpu) or (state is not None and state.device.type == "cpu"):
-        return torch.device("cpu")
+        return cpu
     kind = accelerator_type()
     if kind is None:
         _refuse_xla()
-        return torch.device("cpu")
+        return cpu
     if kind == "mps":
         os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "1"  # as accelerate: what MPS cannot do, the CPU does
         return torch.device(kind)

@@ -89,7 +89,9 @@ def set_mode(optimizer: object, *, training: bool) -> None:
     name = "train" if training else "eval"
     wrapped = _WRAPPERS.get(optimizer) if isinstance(optimizer, Optimizer) else None
     inner: Any = optimizer if wrapped is None else wrapped.optimizer
-    change = getattr(inner, name, None) or getattr(getattr(inner, "optimizer", None), name, None)
+    change = getattr(inner, name, None)
+    while not callable(change) and (inner := getattr(inner, "optimizer", None)) is not None:  # two deep in DeepSpeed's
+        change = getattr(inner, name, None)
     if callable(change):
         change()
 

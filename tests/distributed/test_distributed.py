@@ -39,6 +39,7 @@ QUICK = (
     "outputs_have_the_loss",
     "reductions_are_counted",
     "members_of_the_accelerator",
+    "inputs_that_the_model_writes_to",
     "save_is_called_on_each_rank",
     "label_smoothing_with_adafactor",
     "grouping_by_length",

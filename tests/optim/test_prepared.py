@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.optim.prepared import prepare_optimizer, scaled_step, unwrap_optimizer
+from hf_compat.optim.prepared import prepare_optimizer, scaled_step, set_mode, unwrap_optimizer
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.trainers import arguments
 
@@ -227,6 +228,19 @@ def test_it_has_the_members_of_accelerates(tmp_path):
     assert (wrapper.scaler, wrapper.imagined) == ("its own", 7)
     assert not hasattr(wrapper, "nowhere")
     assert copy.deepcopy(wrapper).imagined == 7
+
+
+@pytest.mark.parametrize("wrappers", [0, 1, 2])
+def test_the_mode_of_an_optimizer_in_others(wrappers):
+    """It is that of the innermost: DeepSpeed has the optimizer in two others, which have no modes."""
+    modes: list[str] = []
+    optimizer = SimpleNamespace(train=lambda: modes.append("train"), eval=lambda: modes.append("eval"))
+    for _ in range(wrappers):
+        optimizer = SimpleNamespace(optimizer=optimizer)
+    set_mode(optimizer, training=True)
+    set_mode(optimizer, training=False)
+    set_mode(SimpleNamespace(optimizer=used()[0]), training=True)
+    assert modes == ["train", "eval"]
 
 
 def test_a_schedule_made_between_update_steps():

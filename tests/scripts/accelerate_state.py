@@ -48,8 +48,6 @@ def facts():
         told["is_main_process"] = partial.is_main_process
     states = (("process", PartialState), ("run", AcceleratorState))
     told |= {name: {key: str(value) for key, value in kind._shared_state.items()} for name, kind in states}
-    told["process"]["device"] = partial.device.type
-    told["run"]["device"] = partial.device.type
     return told
 
 
@@ -57,7 +55,7 @@ class Tells(library.TrainerCallback):
     """Writes the facts at the beginning of training."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        found = facts() | {"distributed_state": str(args.distributed_state).replace("cpu:0", "cpu")}
+        found = facts() | {"distributed_state": str(args.distributed_state)}
         found["mixed_precision"] = AcceleratorState().mixed_precision
         Path(folder, f"{which}-{args.process_index}.json").write_text(json.dumps(found))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import operator
 import os
 import resource
 import warnings
@@ -500,6 +501,26 @@ def streams_go_on_at_their_state(kit: Kit) -> None:
             kit.keep(f"{place.name}: {part}", {"seen": seen, "read": sorted(read), "weights": weights})
 
 
+class _Writes(helpers.PlainModel):
+    """Adds one to the features that it is given, in place."""
+
+    def forward(self, features: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        return super().forward(features.add_(1), labels)
+
+
+@shared
+def inputs_that_the_model_writes_to(kit: Kit) -> None:
+    """Batches are the data set's own tensors; what the model writes to is a copy, as for a GPU."""
+    numbers = [torch.full((2, helpers.WIDTH), float(n)) for n in range(8)]
+    rows = [{"features": features, "labels": torch.tensor([0, 1])} for features in numbers]
+    seen: list[list[int]] = []
+    fields = {"per_device_train_batch_size": 1, "num_train_epochs": 2, "logging_steps": 1}
+    data = {"train_dataset": helpers.ListDataset(rows), "data_collator": operator.itemgetter(0)}
+    kit.train(plain(kit, subclass=_seeing(kit, seen), model=kit.model(_Writes), fields=fields, **data))
+    kit.keep("data set", rows)
+    kit.keep("seen", seen)
+
+
 @shared
 def another_number_of_processes(kit: Kit) -> None:
     """Go on from the checkpoint of a run of one process, in ``one`` beside this process's folder."""
@@ -510,8 +531,12 @@ def another_number_of_processes(kit: Kit) -> None:
 @shared
 def members_of_the_accelerator(kit: Kit) -> None:
     """What subclasses call on ``trainer.accelerator``, each with values that differ between the processes."""
-    accelerator = plain(kit).accelerator
+    trainer = plain(kit)
+    accelerator = trainer.accelerator
     _keep_facts(kit, accelerator)
+    weight = torch.ones(2)  # one in a file that is mapped leaves it
+    copied = weight.to(trainer.args.device).data_ptr() != weight.data_ptr()
+    kit.keep("device", [str(trainer.args.device), str(accelerator.device), copied])
     rank = accelerator.process_index
     rows = torch.arange(4.0).reshape(2, 2) + 10 * rank
     nested = {"a": rows, "b": [torch.tensor(rank), (rows[:1],)]}

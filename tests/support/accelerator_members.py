@@ -109,8 +109,6 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, torch.device):
-        return value.type  # with several processes upstream's is `cpu:0`
     if isinstance(value, Enum):
         return value.value
     return value if isinstance(value, bool | int | float | None) else str(value)

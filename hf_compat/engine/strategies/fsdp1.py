@@ -148,7 +148,7 @@ def _wrap(
         limit_all_gathers=settings.limit_all_gathers,
         use_orig_params=settings.use_orig_params,
         sync_module_states=settings.sync_module_states and not on_cpu,
-        device_id=device,
+        device_id=torch.device("cpu") if on_cpu else device,  # torch compares it with the parameters'
         device_mesh=_mesh(settings, launch, device),
     )
     return Wrapped(root, settings, dtype)
