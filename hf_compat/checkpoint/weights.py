@@ -357,7 +357,6 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
     Raises:
         CheckpointError: If a file cannot be read, has no weight, or does not fit.
     """
-    was_training = model.training
     active = list(getattr(model, "active_adapters", ())) or [model.active_adapter]
     own = [(folder, "default" if children else active[0])] if adapter_file(folder) is not None else []
     for path, name in (*own, *((child, child.name) for child in children)):
@@ -376,5 +375,3 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
         model.base_model.set_adapter(active)  # the model's own method takes one name
     elif children:
         model.set_adapter(active[0])
-    if trains_on:
-        model.train(was_training)  # peft sets evaluation mode with each adapter that is not trainable
