@@ -29,7 +29,12 @@ from hf_compat.overriding import call_override, check_is_module, is_overridden
 from hf_compat.trainer.loaders import is_carried_on
 from hf_compat.trainer.optimization import OptimizerStep
 from hf_compat.trainer.preemption import Preemption
-from hf_compat.trainer.progress import log_start, warn_of_changed_accumulation, warn_of_untold_workers
+from hf_compat.trainer.progress import (
+    is_inside_of_autocast,
+    log_start,
+    warn_of_changed_accumulation,
+    warn_of_untold_workers,
+)
 from hf_compat.trainer.resume import Resume
 from hf_compat.trainer.saving import EvaluationTiming
 
@@ -130,6 +135,8 @@ class UpdateLoop(TrainingLoop):
             hooks.progress.count_batch(trainer, loss, batch)
             if ends_update:
                 self.step_optimizer()  # once gradients are unscaled: `on_before_optimizer_step` of the hooks, clipping
+                if hooks.clears_copies:
+                    torch.clear_autocast_cache()
                 trainer.control = trainer.callback_handler.on_optimizer_step(
                     trainer.args, trainer.state, trainer.control
                 )
@@ -266,6 +273,8 @@ class RunHooks(IdleHooks):
         """Whether Lightning's ``should_stop`` is that of the Trainer's ``control``, and no Lightning callback's."""
         counts = trainer.args.include_num_input_tokens_seen != "no"
         self.counts_tokens_ahead = counts and not trainer.semantics.counts_tokens_after_batch
+        self.clears_copies = trainer.semantics.corrected and is_inside_of_autocast(trainer)
+        """Whether an autocast around the run would go on with weights as they were before the step."""
         self._keeps_past = effective_args(trainer.args).past_index >= 0
 
     # ---- before the first window ----

@@ -509,17 +509,22 @@ _OF_SHUFFLE = ("bufsize", "initial", "rng", "seed")
 """The parameters of webdataset's ``shuffle``, in their order."""
 
 
-def warn_of_outer_autocast(trainer: Trainer, warn_once: WarnOnce) -> None:
-    """Warn if the script trains inside of an autocast, which keeps its copies of the weights for the whole run."""
+def is_inside_of_autocast(trainer: Trainer) -> bool:
+    """Return whether the script trains inside of an autocast, which keeps its copies of the weights to its end."""
     is_inside = torch.autocast_increment_nesting() > 1
     torch.autocast_decrement_nesting()
     makes_copies = torch.is_autocast_enabled(trainer.args.device.type) or trainer.accelerator.mixed_precision != "no"
-    if is_inside and makes_copies and torch.is_autocast_cache_enabled():
+    return is_inside and makes_copies and torch.is_autocast_cache_enabled()
+
+
+def warn_of_outer_autocast(trainer: Trainer, warn_once: WarnOnce) -> None:
+    """Warn of an autocast around the run; where ``semantics`` is corrected, update steps clear its copies instead."""
+    if not trainer.semantics.corrected and is_inside_of_autocast(trainer):
         warn_once(
             "`train` is called inside of `torch.autocast`, which copies weights to half precision once, and keeps the "
             "copies to its end: linear layers and convolutions compute with the weights of the first update step in "
-            "all others, as in transformers. Call it outside. With `bf16=True` or `fp16=True` the forward pass is in "
-            "half precision."
+            "all others, as in transformers. Call it outside: with `bf16=True` or `fp16=True` the forward pass is in "
+            "half precision. Or set `TrainingArguments(semantics='corrected')`."
         )
 
 

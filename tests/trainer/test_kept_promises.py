@@ -412,6 +412,24 @@ def test_a_run_inside_of_autocast(enabled, cached, bf16, told, tmp_path):
     assert ours == losses(transformers)
 
 
+@pytest.mark.parametrize("bf16", [True, False])
+def test_an_autocast_around_a_run_is_corrected(bf16, tmp_path):
+    """Each update step makes new copies of the weights, as if the autocast kept none."""
+
+    def losses(cached):
+        torch.manual_seed(0)
+        model = PlainModel()
+        model.body = nn.Linear(WIDTH, CLASSES)
+        fields = {"model": model, "bf16": bf16, "rows": 2, "learning_rate": 0.1, "semantics": "corrected"}
+        trainer = new_trainer(tmp_path, **fields)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+            trainer.train()
+        return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+    assert losses(True) == losses(False)
+    assert losses(True)[3] < losses(True)[0]
+
+
 class EpochStream(torch.utils.data.IterableDataset):
     """Eight rows with the number of the epoch as their feature."""
 
