@@ -254,6 +254,11 @@ def averages_weights(callbacks: Iterable[Callback]) -> str | None:
     return next((_name(callback) for callback in callbacks if isinstance(callback, WeightAveraging)), None)
 
 
+def prunes(callbacks: Iterable[Callback]) -> bool:
+    """Return whether one of ``callbacks`` prunes weights by masks."""
+    return any(isinstance(callback, ModelPruning) for callback in callbacks)
+
+
 def _name(callback: Callback) -> str:
     return type(callback).__name__
 

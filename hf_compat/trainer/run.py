@@ -26,7 +26,7 @@ from hf_compat.distributed.oom_consensus import max_over_ranks
 from hf_compat.engine.backend import LightningBackend
 from hf_compat.engine.internals.loops import fast_forward, train_on
 from hf_compat.engine.internals.strategies import voted_collectives
-from hf_compat.engine.lightning_callbacks import averages_weights, logging_by_steps
+from hf_compat.engine.lightning_callbacks import averages_weights, logging_by_steps, prunes
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.process_layout import slurm_signal
@@ -350,6 +350,12 @@ class TrainingRun:
         warn_of_rounded_average(self.trainer.model, averages_weights(self.backend.callbacks), self.warn_once)
         warn_of_norms_counted_twice(self.trainer.model, self.warn_once)
         warn_of_lost_steps(loader, plan, epoch, self.warn_once)
+        if start is not None and prunes(self.backend.callbacks):
+            self.warn_once(
+                "`callbacks`: ModelPruning keeps its masks in no checkpoint, as in Lightning: weights that were pruned "
+                "are trained again until the end of the next epoch, and fewer than in an unbroken run are zero at the "
+                "end. Train without interruption, or prune once, after `train`."
+            )
 
     def _start(
         self,

@@ -87,7 +87,7 @@ SUPPORT: dict[str, Row] = {
     ),
     "ModelPruning": Row(
         "Prunes at the end of epochs. Checkpoints contain the pruned weights without masks, as Lightning's do: a "
-        "resumed run prunes again at the end of its next epoch.",
+        "resumed run warns, trains what was pruned, and prunes anew at the end of its next epoch.",
         refuses=f"`make_pruning_permanent=False` when checkpoints are saved, which could not be loaded; {_SHARDED}",
     ),
     "ModelSummary": Row("Prints its table at the start of the fit; use `max_depth=2` or more to see the layers."),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 import transformers
+from lightning.pytorch.callbacks import ModelPruning
 from transformers import trainer_callback as upstream
 
 import hf_compat
@@ -113,3 +115,23 @@ def test_a_derived_class_is_not_mistaken_for_its_base(tmp_path):
     again = trainer(max_steps=4)
     again.train(resume_from_checkpoint=True)
     assert sorted(counts_of(again)[1]) == [(1, 4), (10, 40)]
+
+
+def test_pruned_weights_of_a_resumed_run(tmp_path):
+    """Lightning's ModelPruning has its masks in no checkpoint: a resumed run ends with fewer zeros, and says so."""
+
+    def zeros(resume=None):
+        torch.manual_seed(0)
+        args = {"num_train_epochs": 4, "save_strategy": "epoch", "per_device_train_batch_size": 4, "report_to": "none"}
+        trainer = hf_compat.Trainer(
+            PlainModel(),
+            hf_compat.TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, **args),
+            train_dataset=ListDataset(vector_rows(8)),
+            callbacks=[ModelPruning("l1_unstructured", amount=0.2)],
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return sum(int((weight == 0).sum()) for weight in trainer.model.parameters())
+
+    whole = zeros()
+    with pytest.warns(hf_compat.HFCompatWarning, match="keeps its masks in no checkpoint"):
+        assert zeros(str(tmp_path / "checkpoint-4")) < whole
