@@ -477,7 +477,8 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any], model: nn.Mo
     if launch.launcher is None and wanted * wanted_nodes > 1:
         check_model_sizes(model, None if choice.deepspeed else sizes, sequences)
         start_processes(wanted, wanted_nodes, mark=OWN_MARK)
-        launch = args.launch
+        args.choose_device_again()  # as one of several this process has another one: `cpu:0`
+        launch, device = args.launch, args.device
     _check_processes(wanted, wanted_nodes, launch)
     args.join_processes(device)
     partition_from_now_on(args)  # if `strategy` has set `deepspeed`, not yet done by the arguments' constructor
