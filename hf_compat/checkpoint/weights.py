@@ -251,15 +251,16 @@ def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], l
             result = model.load_state_dict(state, strict=False)
         missing = [name for name in result.missing_keys if missing is None or name in missing]
         unexpected.extend(result.unexpected_keys)
-    if unexpected and targets and set(missing or ()) == set(targets) and not is_instance_of(model, *_SAVE_THEMSELVES):
-        raise MissingWeightsError.also(AttributeError)(
-            f"No weight in `{files[0]}` is one of {type(model).__name__}: the file has `{unexpected[0]}`, the model "
-            f"`{next(iter(targets))}`. If an override of `_save` writes other names, override `_load_from_checkpoint`, "
-            "and `_load_best_model` for the best checkpoint, to load what it writes."
-        )
     missing = _not_aliased(model, missing or [])
-    if missing and unexpected and is_instance_of(model, *_SAVE_THEMSELVES):
-        return _load_renamed(model, files[0])
+    if missing and unexpected:
+        if is_instance_of(model, *_SAVE_THEMSELVES):
+            return _load_renamed(model, files[0])
+        if set(missing) == set(targets):
+            raise MissingWeightsError.also(AttributeError)(
+                f"No weight in `{files[0]}` is one of {type(model).__name__}: the file has `{unexpected[0]}`, the "
+                f"model `{missing[0]}`. If an override of `_save` writes other names, override "
+                "`_load_from_checkpoint`, and `_load_best_model` for the best checkpoint, to load what it writes."
+            )
     if missing and set(missing) == set(getattr(model, "_keys_to_ignore_on_save", None) or ()):
         model.tie_weights()  # type: ignore[operator]
         missing = []

@@ -239,12 +239,12 @@ class UpdateLoop(TrainingLoop):
 
 
 class RunHooks(IdleHooks):
-    """The script of a fit, and the objects that it calls; the last callback of a ``lightning.Trainer``.
+    """The script of a fit, and the objects that it calls; a callback of a ``lightning.Trainer``, after the user's.
 
     Each hook is a list of calls, in their order; the objects, the run's or made here for the fit, do one thing each and
-    know no hook. Methods of the Trainer
-    are looked up at each call, so that ``trainer.log = f`` works in the middle of a run. A checkpoint contains what the
-    user's Lightning callbacks, which are called before, did in the same update step.
+    know no hook. Methods of the Trainer are looked up at each call, so that ``trainer.log = f`` works in the middle of
+    a run. A checkpoint contains what the user's Lightning callbacks, which are called before, did in the same update
+    step.
 
     Args:
         run: The run of the fit, whose checkpoint is known.

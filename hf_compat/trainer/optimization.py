@@ -89,16 +89,17 @@ class RunOptimization:
             TrainerSetupError: If the optimizer that was passed has trained another model in an earlier fit.
         """
         trainer, counters = self._trainer, self._run.counters
-        if _is_of_another(trainer.optimizer, trainer.model, updated_model=counters.updates_model):
+        is_new = unwrap_optimizer(trainer.optimizer) is trainer.optimizer  # None, or none of an earlier fit
+        if counters.updates_model and not is_new and _updates_others(trainer.optimizer, trainer.model):
             if trainer.lr_scheduler is not None or not counters.created_optimizer:
                 raise TrainerSetupError(
                     f"`trainer.optimizer` ({type(trainer.optimizer).__name__}) updates no parameter of "
                     "`trainer.model`, but of the one that it has trained. Set `trainer.optimizer = "
                     "trainer.lr_scheduler = None` before `train`, which then creates new ones."
                 )
-            trainer.optimizer = None
+            trainer.optimizer, is_new = None, True
         _check_averages(trainer.optimizer)
-        if unwrap_optimizer(trainer.optimizer) is trainer.optimizer:  # it is none of an earlier fit
+        if is_new:
             counters.created_optimizer = trainer.optimizer is None
         with self.wrapping() as wrap:
             if trainer.semantics.creates_scheduler_apart:
@@ -119,7 +120,7 @@ class RunOptimization:
         return trainer.optimizer, trainer.lr_scheduler
 
     def take_configured(self, pl_trainer: pl.Trainer) -> None:
-        """Use what the module has configured by itself; without a schedule, one that changes nothing.
+        """Use the optimizer and the schedule that the module has configured; without a schedule, a constant one.
 
         Raises:
             TrainerSetupError: If a run cannot step them.
@@ -147,17 +148,6 @@ def _updates_others(optimizer: Any, model: nn.Module) -> bool:
         return False
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return bool(updated) and updated.isdisjoint(map(id, model.parameters()))
-
-
-def _is_of_another(optimizer: Any, model: nn.Module, *, updated_model: bool) -> bool:
-    """Return whether ``optimizer`` has trained another model.
-
-    Args:
-        optimizer: The optimizer that there is, or None.
-        model: The model to train.
-        updated_model: Whether the optimizer of the last fit updated parameters of its model.
-    """
-    return updated_model and unwrap_optimizer(optimizer) is not optimizer and _updates_others(optimizer, model)
 
 
 def _check_averages(optimizer: Any) -> None:

@@ -406,8 +406,9 @@ def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     yield f"Number of trainable parameters = {trainable:,}"
 
 
-# Warnings of a run: epochs untold, shares of shares, streams shuffled without a seed, an autocast around it, averages
-# in half precision, norms that count twice, changed accumulation, unfrozen parameters, a plateau below zero.
+# Warnings of a run: epochs untold, shares of shares, streams shuffled without a seed, an autocast around it, masks that
+# are lost, averages in half precision, norms that count twice, changed accumulation, unfrozen parameters, a plateau
+# below zero.
 
 
 def warn_of_untold_epochs(loader: object, rest_of_epoch: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -526,6 +527,15 @@ def warn_of_outer_autocast(trainer: Trainer, warn_once: WarnOnce) -> None:
             "all others, as in transformers. Call it outside: with `bf16=True` or `fp16=True` the forward pass is in "
             "half precision. Or set `TrainingArguments(semantics='corrected')`."
         )
+
+
+def warn_of_lost_masks(warn_once: WarnOnce) -> None:
+    """Warn that a resumed run has no masks of Lightning's ``ModelPruning``."""
+    warn_once(
+        "`callbacks`: ModelPruning keeps its masks in no checkpoint, as in Lightning: weights that were pruned are "
+        "trained again until the end of the next epoch, and fewer than in an unbroken run are zero at the end. Train "
+        "without interruption, or prune once, after `train`."
+    )
 
 
 def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: WarnOnce) -> None:

@@ -50,6 +50,7 @@ from hf_compat.trainer.progress import (
     Progress,
     RunCounters,
     count_train_tokens,
+    warn_of_lost_masks,
     warn_of_norms_counted_twice,
     warn_of_outer_autocast,
     warn_of_rounded_average,
@@ -351,11 +352,7 @@ class TrainingRun:
         warn_of_norms_counted_twice(self.trainer.model, self.warn_once)
         warn_of_lost_steps(loader, plan, epoch, self.warn_once)
         if start is not None and prunes(self.backend.callbacks):
-            self.warn_once(
-                "`callbacks`: ModelPruning keeps its masks in no checkpoint, as in Lightning: weights that were pruned "
-                "are trained again until the end of the next epoch, and fewer than in an unbroken run are zero at the "
-                "end. Train without interruption, or prune once, after `train`."
-            )
+            warn_of_lost_masks(self.warn_once)
 
     def _start(
         self,

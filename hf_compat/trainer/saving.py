@@ -197,11 +197,12 @@ class CheckpointSaving:
                 then=self._push_and_rotate,
                 must_finish=self._must_finish_first,
             )
+            self._last_step = step
         else:
             save = partial(self._save_at_once, output_dir, writes)
             self._writer.write(folder, save, step=step, launch=launch, writes_files=writes)
+            self._last_step = step  # the checkpoint is there, whether or not it can be pushed
             self._push_and_rotate(folder)
-        self._last_step = step
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""

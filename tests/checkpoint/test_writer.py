@@ -102,7 +102,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
 
 
 def test_what_fails_in_the_background_is_raised_where_it_is_awaited(tmp_path):
-    """If a rank needs the folder, that it could not be written is raised at once."""
+    """The error of a save is raised at once where a rank waits for the folder."""
     writer = CheckpointWriter()
 
     def fail(*_):

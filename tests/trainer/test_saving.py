@@ -12,7 +12,8 @@ from transformers.trainer_utils import get_last_checkpoint as upstreams_get_last
 import hf_compat
 from hf_compat.checkpoint.completeness import is_complete, read_marker
 from hf_compat.checkpoint.finding import get_last_checkpoint
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, CheckpointWriteError
+from hf_compat.trainer.run import current_run
 from tests.support import trainers
 from tests.support.helpers import ListDataset, gpt2, token_rows
 from tests.support.trainers import arguments
@@ -213,3 +214,45 @@ def test_an_override_finds_the_weights_whole(overrides, tmp_path):
     Overridden(gpt2(), args, train_dataset=ListDataset(token_rows(8, shortest=4, longest=4))).train()
     assert found == ([True, True] if overrides == "_save_optimizer_and_scheduler" else [False, True])
     assert is_complete(tmp_path / "checkpoint-1")
+
+
+class Waits(hf_compat.TrainerCallback):
+    """Has each save in the background awaited."""
+
+    def on_save(self, args, state, control, **_):
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("background", BACKGROUND)
+def test_which_update_step_is_saved(background, tmp_path, monkeypatch):
+    """A preempted run does not save a step twice: that of the last checkpoint, unless it could not be written."""
+    trainer = new_trainer(hf_compat, tmp_path, callbacks=[Waits()], save_async=background)
+    trainer.train()
+    saving = current_run(trainer).saving
+    assert not saving.has_saved  # since the epoch has ended, an evaluation may have followed
+    saving.write_for_search(tmp_path / "trial")
+    assert not saving.has_saved
+    trainer._save_checkpoint(trainer.model, trial=None)
+    assert saving.has_saved
+    saving.note_change()
+
+    def fail(*_, **__):
+        raise OSError("the disk failed")
+
+    monkeypatch.setattr("hf_compat.checkpoint.publish.write_marker", fail)
+    with pytest.raises(CheckpointWriteError, match="the disk failed"):
+        trainer._save_checkpoint(trainer.model, trial=None)
+    assert not saving.has_saved
+
+
+def test_a_checkpoint_that_cannot_be_rotated_is_saved(tmp_path):
+    """What follows a save may fail: the update step is saved all the same."""
+
+    class Fails(hf_compat.Trainer):
+        def _rotate_checkpoints(self, use_mtime=False, output_dir=None):
+            raise RuntimeError("not now")
+
+    trainer = new_trainer(hf_compat, tmp_path, kind=Fails)
+    with pytest.raises(RuntimeError, match="not now"):
+        trainer.train()
+    assert current_run(trainer).saving.has_saved
