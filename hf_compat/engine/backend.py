@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import sys
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
-from enum import Enum
-from pathlib import PurePath
-from random import Random
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.callbacks import Callback, ProgressBar, ThroughputMonitor
@@ -27,10 +18,10 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from hf_compat.arguments.releases import effective_args
 from hf_compat.data.windows import WindowLoader
+from hf_compat.engine.initial_states import InitialStates
 from hf_compat.engine.internals.callbacks import (
     callback_states,
     publish_metrics,
@@ -199,141 +190,7 @@ def _callback_problems(pl_trainer: pl.Trainer) -> list[str]:
     ]
 
 
-# The user's Lightning callbacks as they were given: each run begins with them so.
-
-
-_ATOMS = (
-    *(type(None), bool, int, float, complex, str, bytes, Enum, PurePath, timedelta, torch.dtype, torch.device),
-    *(type, FunctionType, BuiltinFunctionType, MethodType),
-)
-"""What does not change."""
-_CONTAINERS = (list, tuple, set, frozenset, dict, deque)
-_COPIED = (np.ndarray, np.generic, Random, torch.Generator)
-_LEFT_ALONE = (Callback, Logger, Dataset, DataLoader)
-"""What a callback has from others, even if it made it itself."""
-_METRICS = ("Metric", "MetricCollection")
-
-
-class InitialStates:
-    """The attributes with which each run of a Trainer begins: those of its Lightning callbacks before the first.
-
-    What a user assigns to a callback between two runs counts as given, what runs and evaluations leave in it does not.
-    An attribute that a run rebinds is put back. One that it may have changed in place is put back as a copy if it
-    is data, and if the callback alone has it: a model, or a list into which a user has a callback write, stays.
-    """
-
-    def __init__(self) -> None:
-        self._states: list[_InitialState] = []
-
-    def restore(self, callbacks: Sequence[Callback]) -> None:
-        """Begin a fit: give ``callbacks`` the attributes that they were given."""
-        self._begin(callbacks)
-        for state in self._states:
-            state.restore()
-
-    def end(self) -> None:
-        """End a run."""
-        for state in self._states:
-            state.end()
-
-    @contextmanager
-    def evaluating(self, callbacks: Sequence[Callback]) -> Iterator[None]:
-        """Context of an evaluation outside of a run, which goes on with ``callbacks`` as they are."""
-        self._begin(callbacks)
-        try:
-            yield
-        finally:
-            self.end()
-
-    def _begin(self, callbacks: Sequence[Callback]) -> None:
-        known = {id(state.callback): state for state in self._states}
-        self._states = [known.get(id(callback)) or _InitialState(callback) for callback in callbacks]
-        for state in self._states:
-            state.begin()
-
-
-class _InitialState:
-    """The attributes of one callback as it was given.
-
-    Args:
-        callback: The callback.
-    """
-
-    def __init__(self, callback: Callback) -> None:
-        self.callback = callback
-        self._initial: dict[str, Any] = {}
-        self._copied: set[str] = set()
-        """Names of the attributes in ``_initial`` that are copies."""
-        self._left: dict[str, Any] | None = {}
-        """The attributes as the last run left them; None in a run."""
-
-    def begin(self) -> None:
-        """Take what the user has changed since the last run."""
-        if self._left is None:
-            return  # a run goes on, or begins again
-        attributes, left = vars(self.callback), self._left
-        changed = [name for name in attributes if name not in left or left[name] is not attributes[name]]
-        for name in [*(name for name in left if name not in attributes), *changed]:
-            self._initial.pop(name, None)
-            self._copied.discard(name)
-        for name in changed:
-            if _is_own(attributes, name):
-                try:
-                    self._initial[name] = copy.deepcopy(attributes[name])
-                    self._copied.add(name)
-                    continue
-                except Exception:  # of any class, by what cannot be copied
-                    pass
-            self._initial[name] = attributes[name]
-        self._left = None
-
-    def restore(self) -> None:
-        """Put back the attributes."""
-        attributes = vars(self.callback)
-        attributes.clear()
-        for name, value in self._initial.items():
-            attributes[name] = copy.deepcopy(value) if name in self._copied else value
-
-    def end(self) -> None:
-        """Note what the run has left."""
-        if self._left is None:
-            self._left = dict(vars(self.callback))
-
-
-def _is_own(attributes: Mapping[str, Any], name: str) -> bool:
-    """Return whether an attribute is data that may change in place, and that nothing else refers to."""
-    alone = {name: object()}
-    if isinstance(attributes[name], _ATOMS) or sys.getrefcount(attributes[name]) > sys.getrefcount(alone[name]):
-        return False
-    try:
-        return _is_data(attributes[name], set())
-    except Exception:  # of any class, by a property or by what is nested too deeply
-        return False
-
-
-def _is_data(value: Any, seen: set[int]) -> bool:
-    """Return whether ``value`` consists of numbers, strings, tensors, containers and objects with such attributes."""
-    if id(value) in seen or isinstance(value, (*_ATOMS, *_COPIED)) or _is_metric(value):
-        return True
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        return not value.requires_grad
-    if isinstance(value, dict):
-        return all(_is_data(one, seen) for pair in value.items() for one in pair)
-    if isinstance(value, _CONTAINERS):
-        return all(_is_data(one, seen) for one in value)
-    if isinstance(value, _LEFT_ALONE) or not hasattr(value, "__dict__"):
-        return False
-    return all(_is_data(one, seen) for one in vars(value).values())
-
-
-def _is_metric(value: Any) -> bool:
-    """Return whether ``value`` is of torchmetrics, which may not have been imported."""
-    kinds = type(value).__mro__
-    return any(kind.__name__ in _METRICS and kind.__module__.startswith("torchmetrics.") for kind in kinds)
-
-
-EVALUATION_LIMITS = {"max_epochs": 0, "max_steps": -1}
+_EVALUATION_LIMITS = {"max_epochs": 0, "max_steps": -1}
 """Limits of a ``lightning.Trainer`` that only evaluates."""
 _AT_EVALUATIONS: dict[str, Any] = {"check_val_every_n_epoch": None, "val_check_interval": 1}
 _AT_EPOCH_END: dict[str, Any] = {"check_val_every_n_epoch": 1, "val_check_interval": 1.0}
@@ -362,7 +219,7 @@ class LightningBackend:
         callbacks: The user's Lightning callbacks.
         user_loggers: The user's Lightning loggers.
         pl_trainer: The Lightning trainer of the current or last run; None before the first.
-        module: Its module.
+        module: The module of the current or last run; None before the first.
         loaders: The current loaders.
         strategy: The strategy of the current or last run; before the first, that of a single device.
         trains: Whether a fit is running; backward passes then go through its module.
@@ -471,7 +328,7 @@ class LightningBackend:
         args: TrainingArguments,
         model: nn.Module,
         *,
-        limits: Mapping[str, int],
+        limits: Mapping[str, int] | None,
         hooks: IdleHooks,
         loggers: Sequence[Logger] = (),
         first: Callback | None = None,
@@ -481,7 +338,7 @@ class LightningBackend:
         Args:
             args: The training arguments.
             model: The model, unwrapped.
-            limits: ``max_epochs`` and ``max_steps``.
+            limits: ``max_epochs`` and ``max_steps``; None for one that only evaluates.
             hooks: The run's hooks; for an evaluation outside a fit a callback that does nothing.
             loggers: The Lightning loggers of trackers, besides the user's.
             first: A callback that is called before the user's.
@@ -498,7 +355,7 @@ class LightningBackend:
             "num_sanity_val_steps": 0,
             **{name: value for name, value in self.keywords.items() if name != "barebones"},
             **device_keywords(self.process_layout, args, model),
-            **limits,
+            **(_EVALUATION_LIMITS if limits is None else limits),
             "callbacks": [*([] if first is None else [first]), *with_window_counts(self.callbacks), hooks],
             **self.monitored_at(args),
             "plugins": [*plugins, self.precision],
@@ -510,7 +367,7 @@ class LightningBackend:
         with quiet_lightning():
             pl_trainer = pl.Trainer(**settings)
         pl_trainer.barebones = bool(self.keywords.get("barebones"))  # as a keyword it would refuse the hooks
-        if limits is not EVALUATION_LIMITS and not pl_trainer.loggers and (names := without_logger(self.callbacks)):
+        if limits is not None and not pl_trainer.loggers and (names := without_logger(self.callbacks)):
             raise TrainerSetupError(
                 f"`callbacks`: {', '.join(names)} needs a Lightning logger, and there is none. Set `report_to`, or "
                 "pass `lightning={'logger': ...}`."
@@ -550,7 +407,7 @@ class LightningBackend:
             The wrapper to call instead of the model; None if there is no new one.
         """
         if self.pl_trainer is None:
-            self.build(args, unwrap_model(model), limits=EVALUATION_LIMITS, hooks=IdleHooks(), loggers=loggers)
+            self.build(args, unwrap_model(model), limits=None, hooks=IdleHooks(), loggers=loggers)
         return self.strategy.prepare_evaluation(model)
 
     def begin_fit(self, loader: object, module: HFModule) -> None:
