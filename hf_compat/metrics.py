@@ -42,11 +42,11 @@ def speed_metrics(
         ``<split>_runtime``, rounded to 4 digits, and ``<split>_<what>_per_second``, rounded to 3; no speeds if no time
         passed.
     """
-    backend = time.time() - start_time
-    result = {f"{split}_runtime": round(backend, 4)}
+    seconds = time.time() - start_time
+    result = {f"{split}_runtime": round(seconds, 4)}
     for unit, count in (("samples", num_samples), ("steps", num_steps), ("tokens", num_tokens)):
-        if count is not None and backend != 0:
-            result[f"{split}_{unit}_per_second"] = round(count / backend, 3)
+        if count is not None and seconds != 0:
+            result[f"{split}_{unit}_per_second"] = round(count / seconds, 3)
     return result
 
 

@@ -252,7 +252,7 @@ def test_private_names_of_lightning_are_in_one_folder():
 # The run
 
 
-RUN = {f"trainer/{name}.py" for name in ("loop", "preemption", "preparing", "progress", "resume", "saving")}
+RUN = {f"trainer/{name}.py" for name in ("loop", "preemption", "progress", "resume", "saving")}
 """The files of a run's objects."""
 
 

@@ -36,16 +36,7 @@ from hf_compat.errors import CheckpointError, CheckpointWriteError, WriteError
 logger = logging.getLogger(__name__)
 
 
-# Names of the hidden folders beside checkpoints, in which files are written, replaced, deleted or uploaded.
-#
-# ::
-#
-#     .checkpoint-12.partial-<host>-<pid>-<token>     being written; becomes checkpoint-12
-#     .checkpoint-12.replaced-<host>-<pid>-<token>    the previous checkpoint-12, about to be deleted
-#     .checkpoint-12.deleted-<host>-<pid>-<token>     beyond `save_total_limit`, about to be deleted
-#     .checkpoint-12.pushed-<host>-<pid>-<token>      a copy that is being uploaded; see `hub.py`
-#
-# Functions that list checkpoints, those of transformers included, ignore them.
+# The hidden folders beside checkpoints.
 
 
 _KINDS = ("partial", "replaced", "deleted", "pushed")
@@ -64,10 +55,20 @@ _own_tokens: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class HiddenFolder:
-    """A hidden folder, and what its name says."""
+    """A hidden folder beside a checkpoint, and what its name says.
+
+    ::
+
+        .checkpoint-12.partial-<host>-<pid>-<token>     being written; becomes checkpoint-12
+        .checkpoint-12.replaced-<host>-<pid>-<token>    the previous checkpoint-12, about to be deleted
+        .checkpoint-12.deleted-<host>-<pid>-<token>     beyond `save_total_limit`, about to be deleted
+        .checkpoint-12.pushed-<host>-<pid>-<token>      a copy that is being uploaded; see `hub.py`
+
+    Functions that list checkpoints, those of transformers included, ignore it.
+    """
 
     kind: str
-    """What it is for; see the table in the module's docstring."""
+    """What it is for: "partial", "replaced", "deleted" or "pushed"."""
     path: Path
     final: Path
     """The folder that it becomes, or was."""
@@ -108,7 +109,7 @@ def hidden_sibling(final: Path, kind: str) -> Path:
 
     Args:
         final: The checkpoint folder that it belongs to.
-        kind: What it is for; see the table in the module's docstring.
+        kind: What it is for; see :class:`HiddenFolder`.
     """
     token = secrets.token_hex(4)
     _own_tokens.add(token)

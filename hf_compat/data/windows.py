@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hf_compat.arguments.releases import Semantics
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.errors import DataError, LoaderError, described
 from hf_compat.metrics import has_length
@@ -90,16 +90,15 @@ class WindowLoader:
     Args:
         loader: The train loader, an iterable of batches.
         plan: The number of windows per epoch and of batches per window.
-        start: Where a resumed run starts. Default: at the beginning.
-        skips_before_telling_epoch: Whether the loader gets the epoch when it is read, in a resumed epoch that of the
-            remaining batches; otherwise the one of all batches gets it as the epoch begins.
-        follows_length: See below. Otherwise each epoch has as many batches as the plan says.
+        start: Where a resumed run starts; None for the beginning.
+        semantics: Whether the loader gets the epoch when it is read, in a resumed epoch that of the remaining batches,
+            or the one of all batches as the epoch begins; whether each epoch has as many batches as the plan says.
 
     Attributes:
         train_loader: The train loader, of which the next epoch is read.
         loader: The loader of the current epoch; in a resumed epoch that of the remaining batches.
         plan: The windows and batches of the current epoch.
-        start: See above.
+        start: Where a resumed run starts; None for the beginning.
         follows_length: Whether each epoch has as many batches as the loader has when the epoch begins.
     """
 
@@ -107,17 +106,16 @@ class WindowLoader:
         self,
         loader: Iterable[Any],
         plan: RunPlan,
-        start: ResumePosition | None = None,
-        *,
-        skips_before_telling_epoch: bool = True,
-        follows_length: bool = False,
+        start: ResumePosition | None,
+        semantics: Semantics,
     ) -> None:
         self.loader: Any = loader
         self.train_loader: Any = loader
         self.plan = plan
         self.start, self._epoch = start, 0
-        self._skips_before_telling_epoch = skips_before_telling_epoch
-        self.follows_length = follows_length
+        self._skips_before_telling_epoch = semantics.skips_before_telling_epoch
+        is_whole = has_length(loader) and len(loader) == plan.batches_per_epoch
+        self.follows_length = is_whole and not semantics.plans_equal_epochs
 
     def __len__(self) -> int:
         """Return the number of windows of a full epoch; an upper bound if the train loader has no length."""
@@ -138,8 +136,8 @@ class WindowLoader:
         if self.follows_length:
             self.plan = self.plan.with_epoch_of(len(self.train_loader))
 
-    def epoch_start(self) -> ResumePosition:
-        """Return where the epoch begins, with the loader that it reads."""
+    def open_epoch(self) -> ResumePosition:
+        """Return where the epoch begins, and what it reads, which is now ``loader``."""
         start = self.start
         if start is None or start.epoch != self._epoch:
             start = ResumePosition(self._epoch, 0, 0, self.train_loader)
@@ -208,7 +206,7 @@ class WindowLoader:
         Raises:
             DataError: If training would never end.
         """
-        if self.plan.num_train_epochs == sys.maxsize and start.batches == 0:
+        if not self.plan.has_length and start.batches == 0:
             raise DataError(
                 f"`gradient_accumulation_steps={self.plan.accumulate}`: `train_dataset` yielded {position} batches in "
                 "a pass, too few for an update step, and training would never end. Set it to at most that number, "

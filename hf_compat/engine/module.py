@@ -218,7 +218,10 @@ class HFModule(pl.LightningModule):
         self._evaluate(batch)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> Any:
-        """Do the same, and return the predictions, of all ranks; None under ``prediction_loss_only``."""
+        """Pass ``batch`` to the current evaluation session; return its predictions, of all ranks.
+
+        None under ``prediction_loss_only``.
+        """
         return self._evaluate(batch)
 
     @wraps_stop_iteration

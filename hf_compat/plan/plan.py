@@ -43,6 +43,11 @@ class RunPlan:
     """Samples per update step, over all devices and the window."""
 
     @property
+    def has_length(self) -> bool:
+        """Whether the data loader has a length; without one ``max_steps`` alone ends the run."""
+        return self.num_train_epochs < sys.maxsize
+
+    @property
     def samples_per_batch(self) -> int:
         """Samples in one batch, over all devices."""
         return self.samples_per_update_step // self.accumulate
@@ -231,8 +236,7 @@ def limited(plan: RunPlan, limits: DataLimits, *, num_train_epochs: float | None
     """
     if limits.train == 1.0 and isinstance(limits.train, float) and limits.max_epochs is None:
         return plan
-    has_length = plan.num_train_epochs < sys.maxsize
-    steps = share_of(limits.train, plan.update_steps_per_epoch if has_length else None, "limit_train_batches")
+    steps = share_of(limits.train, plan.update_steps_per_epoch if plan.has_length else None, "limit_train_batches")
     steps = plan.update_steps_per_epoch if steps is None else steps
     if steps == 0:
         raise DataError(
@@ -247,7 +251,7 @@ def limited(plan: RunPlan, limits: DataLimits, *, num_train_epochs: float | None
     else:
         most = plan.max_steps if limits.max_epochs is None else update_steps_for(limits.max_epochs, steps)
         max_steps = min(plan.max_steps, most)
-        epochs = epochs_for(max_steps, steps) if has_length else plan.num_train_epochs
+        epochs = epochs_for(max_steps, steps) if plan.has_length else plan.num_train_epochs
         samples = max_steps * plan.samples_per_update_step
     return replace(
         plan,
@@ -311,13 +315,12 @@ class EvaluationTimes:
         return (epoch + 1) % self.every_n_epochs == 0
 
 
-def steps_between(times: EvaluationTimes, plan: RunPlan, *, has_length: bool) -> int | None:
+def steps_between(times: EvaluationTimes, plan: RunPlan) -> int | None:
     """Return the update steps from one evaluation of an epoch to the next; None if they are not what counts.
 
     Args:
         times: When the run evaluates.
         plan: The numbers of the run.
-        has_length: Whether the length of an epoch is known.
 
     Raises:
         DataError: If an epoch has fewer update steps, or no length that a fraction could be taken of.
@@ -326,10 +329,10 @@ def steps_between(times: EvaluationTimes, plan: RunPlan, *, has_length: bool) ->
         return None
     steps = plan.update_steps_per_epoch
     if isinstance(times.every, float):
-        if not has_length:
+        if not plan.has_length:
             return share_of(times.every, None, "val_check_interval")
         return max(1, int(steps * times.every))
-    if has_length and times.every > steps:
+    if plan.has_length and times.every > steps:
         raise DataError(
             f"`lightning={{'val_check_interval': {times.every}}}`: an epoch has {steps} update steps, so it would "
             "never be evaluated. Set at most as many, or `'check_val_every_n_epoch': None` to count over all epochs."
@@ -450,7 +453,7 @@ def plan_for_rest(
     per_epoch = plan.update_steps_per_epoch
     windows_left = update_steps_per_epoch(batches_left, plan.accumulate) if batches_left else 0
     done = per_epoch - windows_left
-    if plan.num_train_epochs == sys.maxsize:  # unknown length: max_steps limits the run, over any number of epochs
+    if not plan.has_length:  # max_steps limits the run, over any number of epochs
         return plan, done
     if num_train_epochs is None:
         beyond = max(plan.max_steps - global_step - windows_left, 0)

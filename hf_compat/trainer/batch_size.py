@@ -80,7 +80,7 @@ def with_smaller_batches(
     run: Callable[..., T],
     batch_size: int,
     *,
-    share: Callable[[], None] = lambda: None,
+    equalise: Callable[[], None] = lambda: None,
     timeout: timedelta | None = None,
 ) -> T:
     """Return ``run(batch_size)`` for the first size, from ``batch_size`` down, that fits into memory on all ranks.
@@ -91,7 +91,7 @@ def with_smaller_batches(
     Args:
         run: Trains from the beginning at each call, with the weights and optimizer of the previous call.
         batch_size: The first per-device batch size, the same on all ranks.
-        share: Makes what the next call begins with the same on all ranks, wherever each of them was.
+        equalise: Makes what the next call begins with the same on all ranks, wherever each of them was.
         timeout: Timeout of a vote.
 
     Raises:
@@ -102,7 +102,7 @@ def with_smaller_batches(
     while size > 0:
         if failure is not None:
             free_memory()
-            share()
+            equalise()
         with oom_consensus(is_out_of_memory, timeout) as current:
             try:
                 result = run(size)

@@ -26,7 +26,7 @@ from hf_compat.metrics import denumpify_detensorize, has_length, speed_metrics
 from hf_compat.nested import Nested, find_batch_size, leaves, map_nested
 from hf_compat.optim.losses import loss_and_outputs, loss_logits_and_labels
 from hf_compat.optim.prepared import set_mode
-from hf_compat.overriding import WarnOnce, call_override, is_overridden
+from hf_compat.overriding import call_override, is_overridden
 from hf_compat.plan.plan import share_of
 from hf_compat.trainer.diagnosis import noting
 from hf_compat.trainer.loss import computing_loss, fresh_past, gather_whole, prepare_context, store_past
@@ -45,7 +45,6 @@ from hf_compat.trainer.run import current_run, prepare_strategy
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from hf_compat.engine.module import Loaders
     from hf_compat.trainer.trainer import Trainer
 
 
@@ -172,17 +171,10 @@ class EvaluationSession:
         trainer: The Trainer.
         model: Passed to ``prediction_step``.
         loader: The data loader.
-        loaders: The current loaders, for dropping the duplicates in the last batch.
-        warn_once: Warns where transformers takes another loader's last batch for this one's.
         prediction_loss_only: Keep only the losses.
         ignore_keys: Model outputs that are not in the predictions.
         prefix: Prefix of metric names, without the underscore.
         keeps_predictions: Keep predictions even if the metrics are computed batch by batch, as ``predict`` does.
-        data_parallel_group: The ranks that see different batches. Default: all.
-        gather_whole: Gathers predictions, labels and inputs, where they are the same on ranks that share sequences.
-            Default: the Trainer's ``gather_function``, as for the losses.
-        fires_events: Whether callbacks get an event for each batch.
-        times: Seconds for preparing the model, by name; reported with the metrics.
 
     Attributes:
         batches: The loader, to be iterated over once.
@@ -199,6 +191,8 @@ class EvaluationSession:
 
     gathers_for_metrics = True
     """Whether transformers gathers with ``gather_for_metrics``, which drops the duplicates in the last batch."""
+    reports_times = True
+    """Whether the seconds that the model's preparation took are reported with the metrics."""
 
     def __init__(
         self,
@@ -206,23 +200,17 @@ class EvaluationSession:
         model: nn.Module,
         loader: Iterable[Any],
         *,
-        loaders: Loaders,
-        warn_once: WarnOnce,
         prediction_loss_only: bool,
         ignore_keys: list[str] | None,
         prefix: str,
         keeps_predictions: bool,
-        data_parallel_group: ProcessGroup | None = None,
-        gather_whole: Callable[[Any], Any] | None = None,
-        fires_events: bool = True,
-        times: Mapping[str, float] | None = None,
     ) -> None:
+        backend = trainer.lightning_backend
         self._trainer = trainer
         self._model = model
         self._loader: Any = loader
         self.batches = TrackedLoader(loader, knows_end=trainer.semantics.corrected)
-        self._loaders = loaders
-        self._warn_once = warn_once
+        loaders = self._loaders = backend.loaders
         # accelerate knows the loaders that it has prepared alone: for it, the train loader is still the one in use.
         self._sees_train_loader = not (self.batches.is_prepared or trainer.semantics.corrected)
         self._counted: Any = loaders.current if self._sees_train_loader else self.batches
@@ -231,17 +219,18 @@ class EvaluationSession:
         # Otherwise the copies of a partial batch's loss that are too many are cut off as they are gathered.
         self._weighs_by_samples = not (cuts or self.batches.is_prepared)
         self._loss_only = prediction_loss_only
-        self._gather_whole = gather_whole
+        self._gather_whole = gather_whole(trainer)
         self._ignore_keys = ignore_keys
         self._prefix = prefix
-        self._fires_events = fires_events
-        self._times = dict(times or {})
+        self._fires_events = backend.sanity_batches is None
+        times = _PREPARATION_TIMES if self.reports_times else ()
+        self._times = {name: vars(trainer)[name] for name in times if name in vars(trainer)}
         args = trainer.args
         self.batch_size: int | None = args.eval_batch_size
         self.examples = trainer.num_examples(loader) if has_length(loader) else None
         self._stream: MetricStream | None = None
         if is_metric(trainer.compute_metrics):
-            synchronise_metric(trainer.compute_metrics, data_parallel_group)
+            synchronise_metric(trainer.compute_metrics, backend.process_layout.data_parallel_group)
             self._stream = MetricStream(trainer.compute_metrics, args.device, trainer.accelerator.data_parallel_rank)
         self._per_batch = bool(args.batch_eval_metrics) and self._stream is None
         self._keeps = keeps_predictions or not (self._per_batch or self._stream is not None)
@@ -349,7 +338,7 @@ class EvaluationSession:
         for name, values in parts.items():
             rows = max((len(leaf) for leaf in leaves(values) if isinstance(leaf, Tensor) and leaf.dim()), default=0)
             if rows > samples:
-                self._warn_once(
+                self._trainer.warn_once(
                     f"The {name} of the last batch, of {samples} samples, have {rows} rows. Like transformers, this "
                     f"run keeps the first {kept} rows over all processes, as many as there are samples, and drops the "
                     "rest. Return a row for each sample from `preprocess_logits_for_metrics` and `prediction_step`; "
@@ -398,13 +387,13 @@ class EvaluationSession:
         """Warn if the train loader's last batch is taken for that of a loader that was not prepared."""
         remainder = getattr(self._counted, "remainder", -1) if self._is_last_batch else -1
         if self.gathers_for_metrics and 0 < remainder < samples:
-            self._warn_once(
+            self._trainer.warn_once(
                 "The evaluation loader was not prepared with `trainer.accelerator.prepare`. Like transformers, this "
                 f"run therefore truncates each batch to {remainder} samples (the size of the train loader's last "
                 f"batch); losses, predictions and metrics omit the rest. {_REMEDY}"
             )
         if self._per_batch:
-            self._warn_once(
+            self._trainer.warn_once(
                 "`batch_eval_metrics=True`: the evaluation loader was not prepared with "
                 "`trainer.accelerator.prepare`. Like transformers, this run therefore cannot detect its last batch: "
                 f"`compute_metrics` gets `compute_result={self._is_last_batch}` for each batch. {_REMEDY}"
@@ -509,7 +498,7 @@ class LegacySession(EvaluationSession):
         Same numbers as transformers 4.57 ``Trainer.prediction_loop``.
     """
 
-    gathers_for_metrics = False
+    gathers_for_metrics = reports_times = False
 
     def __init__(self, trainer: Trainer, model: nn.Module, loader: Iterable[Any], **settings: Any) -> None:
         length_is_known = has_length(loader)
@@ -591,8 +580,7 @@ def run_loop(
     check_even(dataloader, awaited="outputs")
     if not trainer.args.eval_use_gather_object:
         check_gatherable(dataloader)
-    model = _prepare_model(trainer, dataloader)
-    names = () if kind is LegacySession else _PREPARATION_TIMES
+    model = _model_to_evaluate(trainer, dataloader)
     backend, is_prediction = trainer.lightning_backend, description == "Prediction"
     outer = backend.loaders.evaluation
     try:
@@ -600,16 +588,10 @@ def run_loop(
             trainer,
             model,
             dataloader,
-            loaders=backend.loaders,
-            warn_once=trainer.warn_once,
-            data_parallel_group=backend.process_layout.data_parallel_group,
-            gather_whole=gather_whole(trainer),
             prediction_loss_only=loss_only,
             ignore_keys=ignore_keys,
             prefix=prefix,
             keeps_predictions=is_prediction,
-            fires_events=backend.sanity_batches is None,
-            times={name: vars(trainer)[name] for name in names if name in vars(trainer)},
         )
         logger.info("***** Running %s *****", description)
         logger.info("  Num examples: Unknown" if session.examples is None else f"  Num examples = {session.examples}")
@@ -643,9 +625,9 @@ def _limited(trainer: Trainer, dataloader: Iterable[Any], description: str) -> I
     return FirstBatches(dataloader, int(least), trainer.accelerator.data_parallel_size)
 
 
-def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
+def _model_to_evaluate(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     """Return the model to evaluate: on its device, traced under ``jit_mode_eval``."""
-    model = prepare(trainer, dataloader)
+    model = prepare_to_evaluate(trainer, dataloader)
     args = effective_args(trainer.args)
     if args.jit_mode_eval:
         start = time.time()
@@ -657,7 +639,7 @@ def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     return model
 
 
-def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Module:
+def prepare_to_evaluate(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Module:
     """Move the model to its device, wrap and cast it for evaluation; the first time, store how long that took.
 
     Args:
@@ -669,14 +651,14 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
         shards it, and compiled only in the evaluation that has prepared it, as in transformers.
     """
     start, args, backend = time.time(), trainer.args, trainer.lightning_backend
-    place_model(trainer, backend)
+    place_model(trainer)
     model = wrapped = wrap(trainer, trainer.model, training=False, dataloader=dataloader)
     if wrapped is trainer.model and wrapped is not backend.cast_model:
-        model = trainer.model_wrapped = prepare_forward(trainer, backend, trainer.warn_once)
+        model = trainer.model_wrapped = prepare_forward(trainer)
     prepare_strategy(trainer)
     if wrapped is trainer.model and not backend.model_is_prepared:
         backend.model_is_prepared = True
-        note_item_count(trainer, backend, trainer.warn_once)
+        note_item_count(trainer)
         trainer.model_preparation_time = round(time.time() - start, 4)
         trainer.accelerator.hold(trainer.model_wrapped if backend.traits.shards_model else trainer.model)
     full = None if trainer.is_in_train else full_evaluation_precision(args)
@@ -688,14 +670,12 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
     return model
 
 
-def trace(
-    trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None, prepare: Callable[[Any], dict[str, Any]]
-) -> Any:
+def trace(trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:
     """Return ``model`` traced with the first batch of ``dataloader``, prepared; ``model`` if it cannot be traced."""
     if dataloader is None:
         logger.warning("`jit_mode_eval=True`: failed to use PyTorch jit mode, as there is no loader to trace with.")
         return model
-    example = prepare(next(iter(dataloader)))
+    example = trainer._prepare_inputs(next(iter(dataloader)))
     try:
         precision = forward_precision(trainer.lightning_backend.precision)
         return trace_model(model, example, mixed_precision=precision, device=trainer.args.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from hf_compat.optim.losses import check_loss
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_override, check_is_module, is_overridden
 from hf_compat.trainer.loaders import is_carried_on
+from hf_compat.trainer.loss import NO_CONTEXT
 from hf_compat.trainer.optimization import OptimizerStep
 from hf_compat.trainer.preemption import Preemption
 from hf_compat.trainer.progress import (
@@ -50,9 +51,6 @@ logger = logging.getLogger(__name__)
 # An update step, in order: what a run does with each window of batches.
 
 
-_SYNCS = nullcontext()
-
-
 class UpdateLoop(TrainingLoop):
     """The training loop of a fit. :meth:`advance` is an update step, :meth:`train` its batches and the optimizer.
 
@@ -74,12 +72,13 @@ class UpdateLoop(TrainingLoop):
 
     def advance(self, window: Window) -> None:  # type: ignore[override]  # Lightning's is given what fetches it
         """Make one update step; none if the data set has ended within the window."""
-        trainer, hooks, lightning, done = self.hf_trainer, self.run_hooks, self.lightning_hooks, self.steps.completed
+        trainer, pl_trainer, hooks, lightning = self.hf_trainer, self.trainer, self.run_hooks, self.lightning_hooks
+        done = self.steps.completed
         window, index = self.begin_batch(window)
 
         trainer.accelerator.sync_gradients = window.is_complete and len(window.batches) == 1  # of its first batch
         lightning.begin("on_train_batch_start", window, index)  # the user's Lightning callbacks
-        if hooks.counts_tokens_ahead:
+        if hooks.counts_tokens_ahead:  # of `on_step_begin`, and each other batch of the window as it is trained on
             trainer._track_num_input_tokens(window.batches[0])
         trainer.current_gradient_accumulation_steps = window.drawn
         if window.begins_update:
@@ -95,16 +94,16 @@ class UpdateLoop(TrainingLoop):
         outputs = self.call_training_step(window, index)  # which is `train`
 
         lightning.begin("on_train_batch_end", outputs, window, index)
-        if hooks.preemption is not None:
+        if hooks.preemption is not None:  # also where no update step ends
             hooks.preemption.end_step()
         if self.steps.completed > done:
             trainer.control = trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
             if hooks.timing is not None:
                 hooks.timing.request_after_update(window)
-            hooks.call_log_evaluate_save(trainer, self.trainer)
+            hooks.log_evaluate_save(trainer, pl_trainer)
             if hooks.preemption is not None and not self.batch_progress.is_last_batch:  # then the epoch ends first
-                hooks.preemption.exit_if_signalled(self.trainer)
-        hooks.agree_on_stopping(trainer, self.trainer)
+                hooks.preemption.exit_if_signalled(pl_trainer)
+        hooks.agree_on_stopping(trainer, pl_trainer)
         lightning.end("on_train_batch_end", outputs, window, index)
         self.end_batch()
         self.expect_rest_of(window)
@@ -124,14 +123,19 @@ class UpdateLoop(TrainingLoop):
                 trainer._track_num_input_tokens(batch)
             accelerator = trainer.accelerator  # a subclass may have put its own in place
             accelerator.sync_gradients = ends_update
-            with _SYNCS if is_last else accelerator.no_sync(trainer.model_wrapped):
-                names = "model inputs num_items_in_batch"
-                loss = call_override(trainer.training_step, names, trainer.model_wrapped, batch, window.num_items)
+            with NO_CONTEXT if is_last else accelerator.no_sync(trainer.model_wrapped):
+                loss = call_override(
+                    trainer.training_step,
+                    "model inputs num_items_in_batch",
+                    trainer.model_wrapped,
+                    batch,
+                    window.num_items,
+                )
             if not isinstance(loss, Tensor):
                 check_loss(loss, f"`{type(trainer).__name__}.training_step`")
             losses.append(loss)
-            if trainer.optimizer is not hooks.optimizer.stepped:
-                hooks.optimizer.give_to(trainer, self.strategy)
+            if trainer.optimizer is not hooks.optimizer_step.stepped:  # an override of training_step may replace it
+                hooks.optimizer_step.give_to(trainer, self.strategy)
             hooks.progress.count_batch(trainer, loss, batch)
             if ends_update:
                 self.step_optimizer()  # once gradients are unscaled: `on_before_optimizer_step` of the hooks, clipping
@@ -140,7 +144,7 @@ class UpdateLoop(TrainingLoop):
                 trainer.control = trainer.callback_handler.on_optimizer_step(
                     trainer.args, trainer.state, trainer.control
                 )
-                hooks.optimizer.step_schedule(trainer)
+                hooks.optimizer_step.step_schedule(trainer)
                 zero_gradients(trainer.model_wrapped)
                 hooks.progress.count_update(trainer, window, self.steps.completed)
                 if hooks.preemption is not None:
@@ -170,11 +174,11 @@ class UpdateLoop(TrainingLoop):
     def draw_windows(self) -> Iterator[Window]:
         """Yield the windows of the epoch until it ends or a callback stops it."""
         trainer, hooks, windows = self.hf_trainer, self.run_hooks, self.windows
-        semantics, start = trainer.semantics, windows.epoch_start()
-        restores = start is windows.start
-        if restores and start.batches == 0:
+        semantics, start = trainer.semantics, windows.open_epoch()
+        must_restore_rng = start is windows.start  # once, in the epoch in which a run resumes
+        if must_restore_rng and start.batches == 0:
             hooks.resume.restore_rng()
-            restores = False
+            must_restore_rng = False
         windows.tell_epoch(start)
         warn_of_untold_workers(start.rest, self._warn_once)
         reads = windows.plan.batches_per_epoch or semantics.asks_empty_loader
@@ -183,9 +187,9 @@ class UpdateLoop(TrainingLoop):
         batches, position, makes_updates = iter(start.rest if reads else ()), start.batches, False
         for count in windows.sizes(start) if reads else ():
             drawn, num_items = self.draw(batches, count)
-            if restores and (drawn or semantics.restores_rng_without_batches):
+            if must_restore_rng and (drawn or semantics.restores_rng_without_batches):
                 hooks.resume.restore_rng()
-                restores = False
+                must_restore_rng = False
             if drawn:
                 # No batch is kept here while the window is trained on, nor later: Lightning does not read to the end.
                 found = windows.split(drawn, num_items, start, position)
@@ -260,10 +264,11 @@ class RunHooks(IdleHooks):
         trainer, settings = run.trainer, run.backend.loop_settings
         self.run, self.trainer, self.loop_settings = run, trainer, settings
         self.progress, self.evaluation, self.saving, self.frozen = run.progress, run.evaluation, run.saving, run.frozen
+        self.counters = run.counters
         self._undo = ExitStack()
         self.resume = Resume(trainer, run.checkpoint)
         shards_model = run.backend.traits.shards_model
-        self.optimizer = OptimizerStep(shards_model=shards_model, clip_value=settings.clip_value)
+        self.optimizer_step = OptimizerStep(shards_model=shards_model, clip_value=settings.clip_value)
         times = settings.evaluation_times
         self.timing = None if times is None else EvaluationTiming(trainer, times)
         self._loaded_at: int | None = None
@@ -298,8 +303,10 @@ class RunHooks(IdleHooks):
             self.run.optimization.take_configured(pl_trainer)
         if self.run.backend.model_is_prepared and not self.trainer.semantics.leaves_mode_to_training_step:
             self.trainer.model.train()  # not a model in the wrapper of an earlier run
+        handler, trainer = self.trainer.callback_handler, self.trainer
+        handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         self.resume.load_optimizer(pl_trainer)
-        self.optimizer.give_to(self.trainer, pl_trainer.strategy)  # type: ignore[arg-type]
+        self.optimizer_step.give_to(trainer, pl_trainer.strategy)  # type: ignore[arg-type]
         decay_added_parameters(pl_trainer, self.trainer.args.weight_decay)
         self.frozen.remember(self.trainer.model, self.run.backend.traits)
         # As in Lightning, not in a resumed run.
@@ -315,12 +322,12 @@ class RunHooks(IdleHooks):
         self.run.backend.set_modes()
         trainer = self.trainer
         self.resume.drop_caches()
-        log_start(trainer, self.progress.counters.train_batch_size, self.resume.folder, self.run.windows.start)
+        log_start(trainer, self.counters.train_batch_size, self.resume.folder, self.run.windows.start)
         trainer.control = trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if self.timing is not None:
             self.timing.begin()
         if trainer.args.eval_on_start:
-            trainer._evaluate(self.progress.counters.trial, self.run.ignore_keys, skip_scheduler=True)
+            trainer._evaluate(self.counters.trial, self.run.ignore_keys, skip_scheduler=True)
         if continues_epoch(pl_trainer):
             self.on_train_epoch_start(pl_trainer, pl_module)
 
@@ -334,7 +341,7 @@ class RunHooks(IdleHooks):
                 self.run.reload()
             self._loaded_at = epoch
         if self._keeps_past:
-            self.progress.counters.past = None
+            self.counters.past = None
         self.run.windows.begin_epoch(epoch)
         trainer = self.trainer
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
@@ -346,7 +353,7 @@ class RunHooks(IdleHooks):
     ) -> None:
         """Clip the gradients, which a gradient scaler has unscaled."""
         trainer = self.trainer
-        self.optimizer.clip(trainer)
+        self.optimizer_step.clip(trainer)
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
 
     # ---- the end ----
@@ -359,18 +366,18 @@ class RunHooks(IdleHooks):
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         if self.timing is not None:
             self.timing.request_after_epoch(pl_trainer.current_epoch)
-        self.call_log_evaluate_save(trainer, pl_trainer)
+        self.log_evaluate_save(trainer, pl_trainer)
         if self.preemption is not None:
             self.preemption.exit_if_signalled(pl_trainer)
         self.agree_on_stopping(trainer, pl_trainer)
 
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
-        plan, trial = self.trainer.run_plan, self.progress.counters.trial
+        plan, trial = self.trainer.run_plan, self.counters.trial
         assert plan is not None, "a fit has a plan"
         if self.preemption is not None:
             self.preemption.end_training()
-        self.optimizer.grad_norm = None  # its memory is not to count as that of the trained model
+        self.optimizer_step.grad_norm = None  # its memory is not to count as that of the trained model
         output = self.trainer._finalize_training(trial, plan.num_train_samples, self.progress.start_time)
         self.run.set_output(output)
 
@@ -391,26 +398,26 @@ class RunHooks(IdleHooks):
         with self._undo:
             close_progress_bars(self.trainer.callback_handler)  # of a run that ended without `on_train_end`
             if self._keeps_past:
-                self.progress.counters.forget_past()
+                self.counters.forget_past()
 
     # ---- after an update step or an epoch ----
 
-    def call_log_evaluate_save(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
+    def log_evaluate_save(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, unless it is ours and nothing is due."""
-        method, control, counters = trainer._maybe_log_save_evaluate, trainer.control, self.progress.counters
+        method, control, counters = trainer._maybe_log_save_evaluate, trainer.control, self.counters
         if not is_overridden(method) and not (control.should_log or control.should_evaluate or control.should_save):
             return  # before the losses are added up for it
         call_override(
             method,
             "tr_loss grad_norm model trial epoch ignore_keys_for_eval start_time",
             counters.tr_loss,
-            self.optimizer.grad_norm,
+            self.optimizer_step.grad_norm,
             trainer.model_wrapped,
             counters.trial,
             pl_trainer.current_epoch,
             self.run.ignore_keys,
             self.progress.start_time,
-            learning_rate=self.optimizer.learning_rate,
+            learning_rate=self.optimizer_step.learning_rate,
         )
 
     def agree_on_stopping(self, trainer: Trainer, pl_trainer: pl.Trainer) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-NO_CONTEXT = contextlib.nullcontext()
+NO_CONTEXT = nullcontext()
 """Entered by each batch, without one that is made for it."""
 
 _NOT_SHIFTED = (
@@ -205,7 +204,7 @@ def has_cpu_autocast(trainer: Trainer) -> bool:
     return uses_cpu_amp(effective_args(trainer.args)) and not trainer.lightning_backend.traits.own_precision
 
 
-def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
+def computing_loss(trainer: Trainer) -> AbstractContextManager[Any]:
     """Return the Trainer's ``compute_loss_context_manager``.
 
     Raises:
@@ -223,7 +222,7 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
 def check_is_context(context: object, method: str) -> None:
     """Raise if what the overridable ``method`` returned is no context manager."""
     check_returned(
-        isinstance(context, contextlib.AbstractContextManager),
+        isinstance(context, AbstractContextManager),
         context,
         method,
         "a context manager, `contextlib.nullcontext()` for none",
@@ -299,7 +298,7 @@ def fresh_past(trainer: Trainer) -> Iterator[None]:
 _SHARED = ("input_ids", "labels", "shift_labels", "attention_mask", "position_ids")
 """The inputs with a place for each token."""
 
-Shared: TypeAlias = tuple[Callable[[], contextlib.AbstractContextManager[Any]], dict[str, Any]]
+Shared: TypeAlias = tuple[Callable[[], AbstractContextManager[Any]], dict[str, Any]]
 """A function that returns a context, and the inputs of a batch."""
 
 
@@ -310,7 +309,7 @@ def prepare_context(trainer: Trainer, model: nn.Module, inputs: dict[str, Any]) 
         OverrideError: If that is no pair of a function and a batch.
     """
     returned: Any = trainer._prepare_context_parallel_inputs(model, inputs)
-    if type(returned) is not tuple or len(returned) != 2 or returned[0] is not contextlib.nullcontext:
+    if type(returned) is not tuple or len(returned) != 2 or returned[0] is not nullcontext:
         fits = isinstance(returned, tuple | list) and len(returned) == 2 and callable(returned[0])
         wanted = "a function that returns a context manager, and the batch: `return contextlib.nullcontext, inputs`"
         check_returned(fits, returned, "_prepare_context_parallel_inputs", wanted)
@@ -318,7 +317,7 @@ def prepare_context(trainer: Trainer, model: nn.Module, inputs: dict[str, Any]) 
     return context, inputs
 
 
-def share(trainer: Trainer, inputs: dict[str, Any]) -> Shared:
+def split_sequences(trainer: Trainer, inputs: dict[str, Any]) -> Shared:
     """Return a context for one batch, and the batch; inside the context it has this rank's parts of the sequences.
 
     The tensors of ``inputs`` stay whole. ``shift_labels`` and ``position_ids`` are added, as a rank has neither the
@@ -383,7 +382,7 @@ def _is_causal(mask: Tensor) -> bool:
 
 
 def gather_whole(trainer: Trainer) -> Callable[[Any], Any] | None:
-    """Return what gathers outputs that :func:`whole` has made the same on ranks; None without context parallelism."""
+    """Return what gathers outputs that :func:`join_sequences` has made whole; None without context parallelism."""
     layout, accelerator = trainer.lightning_backend.process_layout, trainer.accelerator
     if layout.sizes.cp == 1:
         return None
@@ -396,7 +395,7 @@ def gather_whole(trainer: Trainer) -> Callable[[Any], Any] | None:
     )
 
 
-def whole(trainer: Trainer, inputs: dict[str, Any], outputs: Nested) -> Nested:
+def join_sequences(trainer: Trainer, inputs: dict[str, Any], outputs: Nested) -> Nested:
     """Return ``outputs`` with the whole sequences of all ranks' parts in their second dimension; every rank calls it.
 
     Args:

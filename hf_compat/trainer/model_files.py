@@ -30,6 +30,7 @@ from hf_compat.checkpoint.publish import final_name, hidden_sibling
 from hf_compat.errors import HubError
 from hf_compat.model_card import TrainingSummary, as_list
 from hf_compat.model_facts import is_pretrained_model
+from hf_compat.overriding import is_overridden
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 
 if TYPE_CHECKING:
@@ -50,25 +51,29 @@ class LoadResult(NamedTuple):
     unexpected_keys: list[str]
 
 
-def save_model(trainer: Trainer, output_dir: str | None, put: Put | None = None, *, is_checkpoint: bool) -> None:
+def save_model(
+    trainer: Trainer, output_dir: str | None, put: Put = CheckpointFile.write, *, is_checkpoint: bool
+) -> None:
     """Save model, configuration, processing class and arguments; every rank has to call it.
 
     Args:
         trainer: The Trainer.
         output_dir: The folder. Default: ``args.output_dir``.
-        put: Takes the files of weights. Default: the Trainer's ``_save`` writes them.
+        put: Takes the files of weights, unless ``_save`` is overridden, which may read them.
         is_checkpoint: Whether it is a checkpoint, whose weights may be saved sharded.
     """
     strategy, writes = trainer.lightning_backend.strategy, trainer.args.should_save
     folder = folder_or_default(trainer.args, output_dir)
     calls_save = writes or calls_save_on_every_rank(trainer)
-    save: Callable[..., None] = trainer._save if put is None else partial(save_files, trainer, put=put)
+    save: Callable[..., None] = partial(save_files, trainer, put=put)
+    if is_overridden(trainer._save):
+        put, save = CheckpointFile.write, trainer._save
     if strategy.saves_sharded_weights and (is_checkpoint or not strategy.gathers_weights):
         if not strategy.gathers_weights and calls_save:
             save(folder, state_dict={})  # what lies beside the weights, which nothing gathers
-        _save_sharded_weights(trainer, folder, put or CheckpointFile.write)
+        _save_sharded_weights(trainer, folder, put)
     elif strategy.gathers_weights:
-        state_dict = state_dict_to_save(trainer, writes=writes, is_copied=put is not None)
+        state_dict = state_dict_to_save(trainer, writes=writes, is_held=put is not CheckpointFile.write)
         if calls_save:
             save(folder, state_dict=state_dict)
     elif calls_save:
@@ -98,7 +103,7 @@ def save_files(
     if state_dict is None and strategy.saves_on_every_rank:
         state_dict = state_dict_to_save(trainer, writes=writes)
     if not writes and calls_save_on_every_rank(trainer):
-        return
+        return  # called as every rank is; a script that calls it on one rank has that rank's files
     folder = Path(folder_or_default(trainer.args, output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("Saving model checkpoint to %s", final_name(str(folder)))
@@ -142,20 +147,20 @@ def _weights_of_callbacks(trainer: Trainer) -> dict[str, Any]:
     return {"state_dict": {name.removeprefix("model."): value for name, value in made["state_dict"].items()}}
 
 
-def state_dict_to_save(trainer: Trainer, *, writes: bool, is_copied: bool = False) -> dict[str, Any]:
+def state_dict_to_save(trainer: Trainer, *, writes: bool, is_held: bool = False) -> dict[str, Any]:
     """Return the state dict to save, perhaps only on ranks that save it; every rank calls this.
 
     Args:
         trainer: The Trainer.
         writes: Whether this rank saves it.
-        is_copied: Whether it is then copied to host memory, so that weights need not be cloned before.
+        is_held: Whether nothing changes it before it is copied to host memory, so that weights need not be cloned.
     """
     accelerator, strategy = trainer.accelerator, trainer.lightning_backend.strategy
     adapters = strategy.state_dict_of_adapters()
     if adapters is not None:
         return adapters
     model = accelerator.unwrap_model(trainer.model)
-    if is_copied and strategy.copy_of_weights is clones_on_host and weights.reads_state_dict_alone(model):
+    if is_held and strategy.copy_of_weights is clones_on_host and weights.reads_state_dict_alone(model):
         return model.state_dict() if writes else {}
     return accelerator.get_state_dict(trainer.model)
 

@@ -101,16 +101,16 @@ class RunOptimization:
         _check_averages(trainer.optimizer)
         if is_new:
             counters.created_optimizer = trainer.optimizer is None
+        apart, steps = trainer.semantics.creates_scheduler_apart, self.num_training_steps
         with self.wrapping() as wrap:
-            if trainer.semantics.creates_scheduler_apart:
+            if apart:
                 trainer.create_optimizer()
-                wrap()
-                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device, trainer.accelerator)
-                trainer.create_scheduler(num_training_steps=self.num_training_steps)
             else:
-                trainer.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
-                wrap()
-                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device, trainer.accelerator)
+                trainer.create_optimizer_and_scheduler(num_training_steps=steps)
+            wrap()
+            trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device, trainer.accelerator)
+            if apart:  # for the optimizer in its wrapper
+                trainer.create_scheduler(num_training_steps=steps)
         counters.updates_model = not _updates_others(trainer.optimizer, trainer.model)
         if not (counters.updates_model or self._run.backend.traits.shards_model):
             trainer.warn_once(

@@ -29,7 +29,7 @@ from hf_compat.engine.module import HFDataModule, HFModule
 from hf_compat.errors import NotSupportedError, TrainerSetupError
 from hf_compat.model_facts import unwrap_model
 from hf_compat.overriding import is_overridden
-from hf_compat.trainer.evaluation import prepare
+from hf_compat.trainer.evaluation import prepare_to_evaluate
 from hf_compat.trainer.loop import RunHooks
 from hf_compat.trainer.run import current_run, new_run
 from hf_compat.trainer.trainer import Trainer
@@ -309,7 +309,7 @@ def evaluating(
 
     methods = evaluation_overrides(evaluated, module, trainer)
     with patched_methods(trainer, run, methods), _limits(backend, call), run_instead(pl_trainer, evaluate):
-        prepare(trainer)
+        prepare_to_evaluate(trainer)
         yield
 
 
@@ -513,7 +513,7 @@ def _first(group: StandaloneRun) -> RunStarter:
 
 def _refuse_several_fits(trainer: Trainer) -> None:
     problems = []
-    if current_run(trainer).may_fit_again:
+    if trainer.args.auto_find_batch_size:
         problems.append("`auto_find_batch_size=True` would start further fits. Set it to False.")
     if trainer.lightning_backend.process_layout.start is not None:
         problems.append("`lightning={'strategy': ...}` starts processes. Start the script with `torchrun` instead.")

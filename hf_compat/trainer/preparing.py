@@ -18,12 +18,10 @@ from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, 
 from hf_compat.errors import warn_user
 from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
 from hf_compat.optim import model_patches
-from hf_compat.overriding import WarnOnce, call_override, check_is_module
+from hf_compat.overriding import call_override, check_is_module
 from hf_compat.seeding import seed_run
 
 if TYPE_CHECKING:
-    from hf_compat.engine.backend import LightningBackend
-    from hf_compat.trainer.progress import RunCounters
     from hf_compat.trainer.searching import Trial
     from hf_compat.trainer.trainer import Trainer
 
@@ -36,17 +34,12 @@ _OWN_CHECKPOINTING_SETTINGS = {"every_n_layers": 1, "offload": False}
 """Arguments of ``activation_checkpointing_enable`` since 5.23; others are passed to ``torch.utils.checkpoint``."""
 
 
-def prepare_model(
-    trainer: Trainer, backend: LightningBackend, counters: RunCounters, trial: Trial | None, warn_once: WarnOnce
-) -> None:
+def prepare_model(trainer: Trainer, trial: Trial | None) -> None:
     """Create a new model of ``trainer`` if there is a ``model_init``, and prepare it for training.
 
     Args:
         trainer: The Trainer.
-        backend: Device, precision and strategy.
-        counters: The run's counts, with the columns that the model takes.
         trial: The trial of a hyperparameter search, None outside one.
-        warn_once: Warns about known errors of the emulated release.
     """
     args, semantics = trainer.args, trainer.semantics
     if not semantics.aligns_tokens_after_model_init:
@@ -54,7 +47,7 @@ def prepare_model(
     if not semantics.applies_trial_after_model_init:
         trainer._hp_search_setup(trial)
     if trainer.model_init is not None:
-        _make_model(trainer, counters, trial)
+        _make_model(trainer, trial)
     if semantics.applies_liger_in_train:
         model_patches.apply_if_set(trainer.model, args)
     if trainer.model_init is None and full_evaluation_precision(args) is not None and not trainer.is_model_parallel:
@@ -62,23 +55,23 @@ def prepare_model(
     if semantics.applies_trial_after_model_init:
         trainer._hp_search_setup(trial)
     check_offloading(trainer.model)
-    place_model(trainer, backend)
+    place_model(trainer)
     if checkpoints_activations(args):
         is_renamed = semantics.release >= SINCE["renames_gradient_checkpointing"]
         _enable_checkpointing(trainer.model, checkpointing_keywords(args), is_renamed=is_renamed)
     if semantics.aligns_tokens_after_model_init:
         _align_special_tokens(trainer)
-    _set_loss_scaling(trainer, backend, warn_once)
+    _set_loss_scaling(trainer)
 
 
-def _make_model(trainer: Trainer, counters: RunCounters, trial: Trial | None) -> None:
+def _make_model(trainer: Trainer, trial: Trial | None) -> None:
     """Replace the model of ``trainer`` by a new one of its ``model_init``."""
     seed_run(trainer.args)
     model = trainer.call_model_init(trial)
     check_is_module(model, "call_model_init")
     trainer.model = trainer.model_wrapped = model
     trainer.optimizer = trainer.lr_scheduler = None
-    counters.signature_columns = None
+    trainer.run_counters.signature_columns = None
     if trainer.place_model_on_device:
         move_to_device(trainer, trainer.model)
 
@@ -93,9 +86,10 @@ def _align_special_tokens(trainer: Trainer) -> None:
         trainer._align_special_tokens()
 
 
-def place_model(trainer: Trainer, backend: LightningBackend) -> None:
+def place_model(trainer: Trainer) -> None:
     """Move the model to its device; one that the user has set is not in the former one's wrapper."""
-    if backend.place(trainer.model, trainer.args.device) and unwrap_model(trainer.model_wrapped) is not trainer.model:
+    has_moved = trainer.lightning_backend.place(trainer.model, trainer.args.device)
+    if has_moved and unwrap_model(trainer.model_wrapped) is not trainer.model:
         trainer.model_wrapped = trainer.model
 
 
@@ -106,7 +100,7 @@ def wrap(trainer: Trainer, model: nn.Module, **options: Any) -> nn.Module:
     return wrapped
 
 
-def wrap_to_train(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> nn.Module:
+def wrap_to_train(trainer: Trainer) -> nn.Module:
     """Return the module to train, from the Trainer's ``_wrap_model``.
 
     A model that ``_wrap_model`` has wrapped, such as in ``DataParallel``, trains without autocast and uncompiled, as in
@@ -114,25 +108,27 @@ def wrap_to_train(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
     """
     wrapped = wrap(trainer, trainer.model_wrapped)
     if trainer.args.n_gpu > 1:
-        _warn_of_replicas(trainer, wrapped, warn_once)
-    backend.model_is_prepared = wrapped is trainer.model
-    return prepare_forward(trainer, backend, warn_once) if backend.model_is_prepared else wrapped
+        _warn_of_replicas(trainer, wrapped)
+    is_plain = trainer.lightning_backend.model_is_prepared = wrapped is trainer.model
+    return prepare_forward(trainer) if is_plain else wrapped
 
 
-def prepare_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> nn.Module:
+def prepare_forward(trainer: Trainer) -> nn.Module:
     """Return the model with its forward pass under autocast and compiled, each if the arguments say so."""
+    backend = trainer.lightning_backend
     if backend.cast_model is not trainer.model:
         backend.cast_model = trainer.model
-        _cast_forward(trainer, backend, warn_once)
-    return _compiled(trainer, backend, trainer.model)
+        _cast_forward(trainer)
+    return _compiled(trainer, trainer.model)
 
 
-def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> None:
+def _cast_forward(trainer: Trainer) -> None:
     """Put the model's forward pass under autocast if the precision wants that.
 
     One that nothing wraps keeps the precision of the first Trainer that has prepared it, or of accelerate.
     """
-    model, precision = trainer.model, backend.precision
+    model, backend = trainer.model, trainer.lightning_backend
+    precision = backend.precision
     mixed = precision if isinstance(precision, ForwardMixedPrecision) and precision.casts_forward else None
     if backend.process_layout.strategy in ("one device", "data parallel"):
         if trainer.semantics.corrected:
@@ -140,7 +136,7 @@ def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
         elif getattr(model, "_is_accelerate_prepared", False):
             if is_under_autocast(model) == (mixed is None):
                 has = "stays" if mixed is None else "is not"
-                warn_once(
+                trainer.warn_once(
                     f"{type(model).__name__} has been prepared before, in another precision: as in transformers "
                     f"{trainer.semantics.release}, its forward pass {has} under autocast in this run. Pass another "
                     "model, or set `TrainingArguments(semantics='corrected')` to compute as this run's arguments say."
@@ -152,7 +148,7 @@ def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
         autocast_forward(model, partial(mixed.autocast_context_manager, cached))
 
 
-def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce) -> None:
+def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module) -> None:
     """Warn that several GPUs in one process are slower than one in each, and of what they do without."""
     args, gpus = trainer.args, trainer.args.n_gpu
     text = (
@@ -163,17 +159,17 @@ def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce)
     fields = [f"`{name}=True`" for name in ("bf16", "fp16", "torch_compile") if getattr(args, name)]
     if fields and isinstance(wrapped, nn.DataParallel) and wrapped is not trainer.model:
         text += f" Like transformers, it computes as without {' and '.join(fields)}."
-    warn_once(text)
+    trainer.warn_once(text)
 
 
-def take_wrapper(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module) -> None:
+def take_wrapper(trainer: Trainer, wrapped: nn.Module) -> None:
     """Set ``trainer.model_wrapped`` to ``wrapped``, the model in its wrapper, compiled if the arguments say so."""
-    trainer.model_wrapped = _compiled(trainer, backend, wrapped)
+    trainer.model_wrapped = _compiled(trainer, wrapped)
 
 
-def _compiled(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module) -> nn.Module:
+def _compiled(trainer: Trainer, wrapped: nn.Module) -> nn.Module:
     keywords = compile_keywords(trainer.args)
-    return wrapped if keywords is None else backend.strategy.compiled(wrapped, **keywords)
+    return wrapped if keywords is None else trainer.lightning_backend.strategy.compiled(wrapped, **keywords)
 
 
 def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_renamed: bool) -> None:
@@ -206,19 +202,19 @@ def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_ren
     enable(gradient_checkpointing_kwargs=given or None, **own)
 
 
-def _set_loss_scaling(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> None:
+def _set_loss_scaling(trainer: Trainer) -> None:
     """Set whether the model averages the loss over the window; warn about known errors of the emulated release."""
     steps, semantics = trainer.args.gradient_accumulation_steps, trainer.semantics
     if semantics.divides_gradients_twice and steps > 1:
-        warn_once(
+        trainer.warn_once(
             f"transformers {semantics.release} divides accumulated gradients by `gradient_accumulation_steps={steps}` "
             f"twice, and so does this run: they are {steps} times too small. {_REMEDY}"
         )
     if trainer.loss_is_scaled_for_ga is None:
-        note_item_count(trainer, backend, warn_once, steps)
+        note_item_count(trainer, steps)
 
 
-def note_item_count(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce, steps: int = 1) -> None:
+def note_item_count(trainer: Trainer, steps: int = 1) -> None:
     """Give a model no number of items that it would ignore, or, unless ``semantics`` is corrected, warn of that.
 
     Its loss is the mean over a batch, but would be summed over the ``steps`` batches of a window, and multiplied by the
@@ -226,7 +222,7 @@ def note_item_count(trainer: Trainer, backend: LightningBackend, warn_once: Warn
     """
     ranks = 1
     if trainer.args.average_tokens_across_devices:
-        ranks = max(backend.process_layout.loss_group_size, trainer.args.n_gpu)
+        ranks = max(trainer.lightning_backend.process_layout.loss_group_size, trainer.args.n_gpu)
     if steps * ranks < 2 or trainer.compute_loss_func is not None or not ignores_item_count(trainer.model):
         return
     if trainer.semantics.corrected:
@@ -234,7 +230,7 @@ def note_item_count(trainer: Trainer, backend: LightningBackend, warn_once: Warn
     elif trainer.model_accepts_loss_kwargs:
         causes = [f"`gradient_accumulation_steps={steps}`"] if steps > 1 else []
         causes += [f"{ranks} {'ranks' if ranks > trainer.args.n_gpu else 'GPUs'}"] if ranks > 1 else []
-        warn_once(
+        trainer.warn_once(
             f"{type(trainer.model).__name__} takes `num_items_in_batch` but averages its loss over each batch, so "
             f"transformers {trainer.semantics.release} makes losses and gradients up to {steps * ranks} times too "
             f"large ({', '.join(causes)}), and so does this run. {_REMEDY}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -93,12 +92,13 @@ class Resume:
                 "without resuming, or remove it."
             )
 
+        content = self._checkpoint.lightning_state()
+
         def restore(states: dict[str, Any]) -> None:  # a checkpoint of `HFCheckpointIO` may have none
             restore_callback_states(pl_trainer, states)
             if any(defines_hook(callback, "on_load_checkpoint") for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
                 restore_checkpoint_entries(pl_trainer, states, content.get("callback_entries", {}))
 
-        content = self._checkpoint.lightning_state()
         self._checkpoint.lightning("callbacks", restore)
 
     def load_optimizer(self, pl_trainer: pl.Trainer) -> None:
@@ -108,9 +108,6 @@ class Resume:
         if folder is not None:
             unfreeze_restored(pl_trainer)
             strategy.resume_engine(folder)
-        handler = self._trainer.callback_handler
-        handler.model, handler.optimizer = self._trainer.model, self._trainer.optimizer
-        handler.lr_scheduler = self._trainer.lr_scheduler
         if folder is not None or not self._trainer.semantics.loads_state_if_resumed:
             self._trainer._load_optimizer_and_scheduler(folder)
             self._trainer._load_scaler(folder)
@@ -147,7 +144,7 @@ class Resume:
         saved = None if args.ignore_data_skip else self._checkpoint.lightning("position", DataPosition.from_dict)
         if saved is None or saved.agrees(plan, self._trainer.state.global_step):
             return plan, self._start_at(plan, loader, done, saved), ResumeOffset()
-        if saved.has_windows_of(plan) and plan.num_train_epochs < sys.maxsize:
+        if saved.has_windows_of(plan) and plan.has_length:
             return plan, self._start_after_other_epochs(plan, loader, done, saved, warn_once), ResumeOffset()
         rest = self._rest_of_epoch(plan, saved, loader) if saved.samples else loader
         if rest is not None:

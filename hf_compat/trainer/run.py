@@ -17,13 +17,11 @@ from hf_compat.arguments.releases import effective_args
 from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.states import CheckpointReader, parameter_names
-from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data.loader import PreparedDataLoader, check_is_loader
 from hf_compat.data.rank_batches import check_even
 from hf_compat.data.stream_states import gather_stream_states
 from hf_compat.data.windows import ResumePosition, WindowLoader
 from hf_compat.distributed.oom_consensus import max_over_ranks
-from hf_compat.engine.backend import LightningBackend
 from hf_compat.engine.internals.loops import fast_forward, train_on
 from hf_compat.engine.internals.strategies import voted_collectives
 from hf_compat.engine.lightning_callbacks import averages_weights, logging_by_steps, prunes
@@ -32,10 +30,9 @@ from hf_compat.engine.module import HFModule
 from hf_compat.engine.process_layout import slurm_signal
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.memory import WeakAttribute
-from hf_compat.metrics import has_length
 from hf_compat.model_facts import unwrap_model
 from hf_compat.optim.prepared import share_states
-from hf_compat.overriding import WarnOnce, call_override
+from hf_compat.overriding import call_override
 from hf_compat.plan import RunPlan
 from hf_compat.plan.plan import from_values, limited, samples_per_update_step
 from hf_compat.trainer.batch_size import with_smaller_batches
@@ -113,14 +110,13 @@ class TrainingRun:
 
     Args:
         trainer: The Trainer, which owns the run.
-        backend: Ranks, strategy, precision and ``lightning.Trainer``.
-        counters: The run's counts.
-        checkpoint_writer: Writes checkpoints.
-        warn_once: Issues each warning once per Trainer.
         trial: The trial of a hyperparameter search, None outside one.
         ignore_keys: Model outputs excluded from the predictions of evaluations during training.
 
     Attributes:
+        backend: Ranks, strategy, precision and ``lightning.Trainer``.
+        counters: The run's counts.
+        checkpoint_writer: Writes checkpoints.
         warn_once: Issues each warning once per Trainer.
         checkpoint: The checkpoint to resume from; None for a run that starts from the beginning.
         watch: Records the signals on which the run saves and exits; None if nothing is saved.
@@ -136,19 +132,9 @@ class TrainingRun:
 
     trainer: WeakAttribute[Trainer] = WeakAttribute()
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        backend: LightningBackend,
-        counters: RunCounters,
-        checkpoint_writer: CheckpointWriter,
-        warn_once: WarnOnce,
-        *,
-        trial: Trial | None = None,
-        ignore_keys: list[str] | None = None,
-    ) -> None:
-        self.trainer, self.backend = trainer, backend
-        self.counters, self.checkpoint_writer = counters, checkpoint_writer
+    def __init__(self, trainer: Trainer, trial: Trial | None = None, ignore_keys: list[str] | None = None) -> None:
+        self.trainer, self.backend, self.counters = trainer, trainer.lightning_backend, counts_of(trainer)
+        self.checkpoint_writer, self.warn_once = trainer.checkpoint_writer, trainer.warn_once
         self.trial, self.ignore_keys = trial, ignore_keys
         self.checkpoint: CheckpointReader | None = None
         self.watch: SignalWatch | None = None
@@ -156,9 +142,9 @@ class TrainingRun:
         self.output: TrainOutput | None = None
         self.originals: dict[str, Callable[..., Any]] = {}
         self._is_finished = False
-        self.optimization, self.warn_once = RunOptimization(self, 0), warn_once
-        self.progress, self.evaluation = Progress(trainer, counters), TrainingEvaluation(self)
-        self.saving, self.frozen = CheckpointSaving(self), FrozenParameters(warn_once)
+        self.optimization = RunOptimization(self, 0)
+        self.progress, self.evaluation = Progress(trainer, self.counters), TrainingEvaluation(self)
+        self.saving, self.frozen = CheckpointSaving(self), FrozenParameters(self.warn_once)
         self.hooks: RunHooks | None = None
 
     # ---- the run ----
@@ -168,7 +154,7 @@ class TrainingRun:
         """Context of the run's fits, with the run: the model has a checkpoint's weights, and signals are recorded."""
         self._begin(resume_from_checkpoint)
         try:
-            prepare_model(self.trainer, self.backend, self.counters, self.trial, self.warn_once)
+            prepare_model(self.trainer, self.trial)
             if self.checkpoint is None:
                 self.checkpoint_writer.owned = OwnedCheckpoints.start()
             else:
@@ -198,11 +184,11 @@ class TrainingRun:
 
     def _resume_batch_size(self, checkpoint: CheckpointReader) -> None:
         trainer, size = self.trainer, checkpoint.trainer_state().train_batch_size
-        wins = self.may_fit_again or not trainer.semantics.resumes_batch_size_if_searching
+        wins = trainer.args.auto_find_batch_size or not trainer.semantics.resumes_batch_size_if_searching
         if size is not None and wins:
             self.counters.train_batch_size = size
 
-    def _share_states(self) -> None:
+    def _make_states_equal(self) -> None:
         """Make what steps with the optimizer the same on all ranks; the next fit's wrapper does so with weights.
 
         A sharded model has on each rank states of its own, for weights that no other rank has, and an engine makes
@@ -268,7 +254,7 @@ class TrainingRun:
         """Return the result of ``fit``, called again with a smaller ``batch_size`` as long as it runs out of memory."""
         size, timeout = self.counters.train_batch_size, self.trainer.args.ddp_timeout_delta
         with voted_collectives() if self.backend.traits.shards_model else nullcontext():
-            return with_smaller_batches(fit, size, share=self._share_states, timeout=timeout)
+            return with_smaller_batches(fit, size, equalise=self._make_states_equal, timeout=timeout)
 
     def begin_user_fit(self, pl_trainer: pl.Trainer, module: HFModule) -> RunHooks:
         """Begin the one fit of ``pl_trainer``, which a person has called, with that person's ``module``.
@@ -283,11 +269,6 @@ class TrainingRun:
         windows = self._start(pl_trainer, module, hooks, plan, loader, start)
         train_on(pl_trainer, windows, **limits_of(self.trainer, plan))
         return hooks
-
-    @property
-    def may_fit_again(self) -> bool:
-        """Whether a fit that runs out of memory is followed by another."""
-        return self.trainer.args.auto_find_batch_size
 
     def finish_without_epoch(self) -> None:
         """End the training if no epoch was left, for which Lightning calls no hook."""
@@ -310,7 +291,7 @@ class TrainingRun:
         self.windows = self.output = None
         self.backend.renew_callbacks()
         self.trainer.accelerator.free_memory()  # also of a fit that ran out of memory
-        if self.may_fit_again:
+        if self.trainer.args.auto_find_batch_size:
             self.trainer.model_wrapped = self.trainer.model
         self.counters.train_batch_size = batch_size or self.counters.train_batch_size
         self.ignore_keys = ignore_keys_for_eval
@@ -365,16 +346,7 @@ class TrainingRun:
     ) -> WindowLoader:
         """Have the fit of ``hooks`` start at ``start``, None for the beginning; return its windows."""
         _log_as_the_trainer(self, plan, pl_trainer)
-        semantics = self.trainer.semantics
-        windows = self.windows = WindowLoader(
-            loader,
-            plan,
-            start,
-            skips_before_telling_epoch=semantics.skips_before_telling_epoch,
-            follows_length=not semantics.plans_equal_epochs
-            and has_length(loader)
-            and len(loader) == plan.batches_per_epoch,
-        )
+        windows = self.windows = WindowLoader(loader, plan, start, self.trainer.semantics)
         UpdateLoop(pl_trainer, hooks, windows)  # which becomes the loop of `pl_trainer`
         self.backend.begin_fit(self.trainer.callback_handler.train_dataloader, module.connect(self))
         if start is not None:
@@ -459,14 +431,14 @@ class TrainingRun:
 
     def wrap(self) -> nn.Module:
         """Return the module to train if the strategy has not wrapped the model, by the Trainer's ``_wrap_model``."""
-        return wrap_to_train(self.trainer, self.backend, self.warn_once)
+        return wrap_to_train(self.trainer)
 
     def take_wrapper(self, wrapped: nn.Module) -> None:
         """Train ``wrapped``, the model in the strategy's wrapper; a sharded model loads resumed weights now."""
         traits = self.backend.traits
         if traits.has_engine and self.backend.trains:
             self.wrap()  # for overrides of `_wrap_model`
-        take_wrapper(self.trainer, self.backend, wrapped)
+        take_wrapper(self.trainer, wrapped)
         if traits.has_engine:
             self.trainer.deepspeed = wrapped
         elif traits.shards_model and self.checkpoint is not None and self.backend.trains:
@@ -497,8 +469,7 @@ def new_run(trainer: Trainer, trial: Trial | None = None, ignore_keys: list[str]
         trial: The trial of a hyperparameter search, None outside one.
         ignore_keys: Model outputs excluded from the predictions of evaluations during training.
     """
-    parts = (trainer.lightning_backend, counts_of(trainer), trainer.checkpoint_writer, trainer.warn_once)
-    run = trainer.training_run = TrainingRun(trainer, *parts, trial=trial, ignore_keys=ignore_keys)
+    run = trainer.training_run = TrainingRun(trainer, trial, ignore_keys)
     return run
 
 

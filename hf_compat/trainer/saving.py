@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -99,7 +99,7 @@ def note_best_checkpoint(trainer: Trainer, output_dir: str) -> None:
 # Saving checkpoints during training, and handling write errors.
 
 
-_STATES: dict[str, Callable[[Trainer, str, Put], None]] = {
+_STATE_METHODS: dict[str, Callable[[Trainer, str, Put], None]] = {
     "_save_optimizer_and_scheduler": model_files.save_optimizer_and_scheduler,
     "_save_scaler": model_files.save_scaler,
     "_save_rng_state": model_files.save_rng_state,
@@ -189,7 +189,7 @@ class CheckpointSaving:
         if is_requested(args):
             self._writer.write_in_background(
                 folder,
-                partial(self._save_files, output_dir, writes),
+                partial(self._save_files, output_dir),
                 step=step,
                 launch=launch,
                 writes_files=writes,
@@ -199,7 +199,7 @@ class CheckpointSaving:
             )
             self._last_step = step
         else:
-            save = partial(self._save_at_once, output_dir, writes)
+            save = partial(self._save_at_once, output_dir)
             self._writer.write(folder, save, step=step, launch=launch, writes_files=writes)
             self._last_step = step  # the checkpoint is there, whether or not it can be pushed
             self._push_and_rotate(folder)
@@ -218,42 +218,39 @@ class CheckpointSaving:
 
     # ---- the files ----
 
-    def _save_at_once(self, output_dir: str, writes: bool, folder: Path) -> None:
+    def _save_at_once(self, output_dir: str, folder: Path) -> None:
         """Save the files; the states beside the weights, unless other code or other ranks have a part in them."""
         trainer, strategy = self._trainer, self._run.backend.strategy
-        methods = [trainer.save_model, trainer._save, *(getattr(trainer, name) for name in _STATES)]
+        methods = [trainer.save_model, trainer._save, *(getattr(trainer, name) for name in _STATE_METHODS)]
         shares = strategy.gathers_weights or strategy.saves_sharded_weights or strategy.saves_on_every_rank
-        if shares or any(map(is_overridden, methods)):
-            self._save_files(output_dir, writes, folder)
-            return
-        with written_side_by_side() as put:
-            self._save_files(output_dir, writes, folder, put)
+        in_order = shares or any(map(is_overridden, methods))
+        with nullcontext(CheckpointFile.write) if in_order else written_side_by_side() as put:
+            self._save_files(output_dir, folder, put)
 
-    def _save_files(self, output_dir: str, writes: bool, folder: Path, put: Put | None = None) -> None:
+    def _save_files(self, output_dir: str, folder: Path, put: Put) -> None:
         """Save the files of a checkpoint into ``folder``, in transformers' order.
 
         Args:
             output_dir: The folder of checkpoints.
-            writes: Whether this rank writes the files that one writes for all, or for its node.
             folder: Where this one is written.
-            put: Takes the files that methods of ours save. Default: all are written here.
+            put: Takes the files that methods of ours save; an override writes its own here.
         """
-        trainer = self._trainer
-        if put is None or is_overridden(trainer.save_model) or is_overridden(trainer._save):
+        trainer, writes = self._trainer, self._trainer.args.should_save
+        if is_overridden(trainer.save_model):
             trainer.save_model(str(folder), _internal_call=True)
         else:
             model_files.save_model(trainer, str(folder), put, is_checkpoint=True)
         note_best_checkpoint(trainer, output_dir)
         if not trainer.args.save_only_model:
-            for name, collect in _STATES.items():
+            for name, collect in _STATE_METHODS.items():
                 method = getattr(trainer, name)
-                if put is None or is_overridden(method):
+                if is_overridden(method):
                     method(str(folder))
                 else:
                     collect(trainer, str(folder), put)
             content = self._run.lightning_state()  # every rank calls it
             if writes:
-                (put or CheckpointFile.write)(CheckpointFile(torch.save, content, folder / names.LIGHTNING_STATE_NAME))
+                put(CheckpointFile(torch.save, content, folder / names.LIGHTNING_STATE_NAME))
         if writes:
             self._write_state(folder)
 
@@ -278,19 +275,14 @@ class CheckpointSaving:
             rotation.delete_all_but_best(folder, best=best, owned=self._writer.owned, remover=self._writer.remover)
 
     def _must_finish_first(self) -> bool:
-        """Return whether the folder is needed before training continues; log which callbacks need it."""
-        if found := self._reading_callbacks():
-            classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
+        """Return whether code of the user's may read or change the folder after a save; log which callbacks may."""
+        trainer = self._trainer
+        readers = {type(one).__name__ for one in trainer.callback_handler.callbacks if _overrides_on_save(one)}
+        if readers:
+            classes = ", ".join(sorted(readers))
             logger.info("Every background save blocks training, because %s defines `on_save`.", classes)
-        follows = (self._trainer._push_from_checkpoint, self._trainer._rotate_checkpoints)
-        return self._is_read_after_saving() or any(map(is_overridden, follows))
-
-    def _is_read_after_saving(self) -> bool:
-        """Return whether an override of the user's is called after a save, and may read or change its folder."""
-        return bool(self._reading_callbacks()) or is_overridden(self._trainer._save_checkpoint)
-
-    def _reading_callbacks(self) -> list[object]:
-        return [callback for callback in self._trainer.callback_handler.callbacks if _overrides_on_save(callback)]
+        methods = (trainer._save_checkpoint, trainer._push_from_checkpoint, trainer._rotate_checkpoints)
+        return bool(readers) or any(map(is_overridden, methods))
 
 
 def _overrides_on_save(callback: object) -> bool:
@@ -388,7 +380,7 @@ class EvaluationTiming:
         """Count or measure from here."""
         plan = self._trainer.run_plan
         assert plan is not None, "a fit has a plan"
-        self._steps = steps_between(self._times, plan, has_length=plan.num_train_epochs < sys.maxsize)
+        self._steps = steps_between(self._times, plan)
         self._evaluated_at = time.monotonic()
 
     def begin_window(self) -> None:
@@ -428,19 +420,16 @@ class EvaluationTiming:
 # The end of training: final metrics, the best model, the checkpoints that are left, `on_train_end`.
 
 
-def finalize_training(
-    trainer: Trainer, counters: RunCounters, saving: CheckpointSaving, num_train_samples: float, start_time: float
-) -> TrainOutput:
+def finalize_training(trainer: Trainer, run: TrainingRun, num_train_samples: float, start_time: float) -> TrainOutput:
     """Log the final metrics, load the best model, rotate, fire ``on_train_end``; return the run's result.
 
     Args:
         trainer: The Trainer.
-        counters: The run's counts, with its total loss.
-        saving: Waits for a checkpoint that is being saved in the background, and deletes the checkpoints that a
-            finished run no longer needs.
+        run: The run, which waits for a checkpoint that is being saved, and deletes those that it no longer needs.
         num_train_samples: Samples of the run.
         start_time: When the run started, in seconds of ``time.time``.
     """
+    counters, saving = run.counters, run.saving
     logger.info("Training completed after %s update steps.", f"{trainer.state.global_step:,}")
     if counters.tr_loss is not None:  # else nothing was trained
         counters.total_loss_scalar += counters.tr_loss.item()

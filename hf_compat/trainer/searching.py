@@ -1,6 +1,6 @@
 """Hyperparameter search: trainings of the same model with different arguments.
 
-Every run comes through here, and few search: ``tuning`` is imported by those alone.
+Every run comes through here, and few search: optuna and Ray are imported by those alone.
 """
 
 from __future__ import annotations
@@ -179,7 +179,6 @@ def run_optuna(
     trainer: Trainer,
     n_trials: int,
     direction: str | list[str],
-    release: Callable[[Trainer], None],
     **kwargs: Any,
 ) -> BestRun | list[BestRun]:
     """Return the best of ``n_trials`` trials; with several directions, all Pareto-optimal ones.
@@ -188,7 +187,6 @@ def run_optuna(
         trainer: A Trainer with a ``model_init``.
         n_trials: Trials to run, not counting those in a stored study.
         direction: ``"minimize"`` or ``"maximize"``, or one of them per objective.
-        release: Frees the trainer's model, so that the next trial has the memory.
         **kwargs: Keywords of ``optuna.create_study``, and of ``Study.optimize``: ``timeout`` in seconds,
             ``gc_after_trial``, ``catch``.
 
@@ -205,16 +203,14 @@ def run_optuna(
         )
     directions = {"directions": direction} if isinstance(direction, list) else {"direction": direction}
     study = optuna.create_study(**directions, **kwargs)
-    study.optimize(lambda trial: _train_optuna_trial(trainer, trial, release), n_trials=n_trials, **optimize)
+    study.optimize(lambda trial: _train_optuna_trial(trainer, trial), n_trials=n_trials, **optimize)
     if len(study.directions) > 1:
         return [best_run(str(trial.number), trial.values, trial.params) for trial in study.best_trials]
     best = study.best_trial
     return best_run(str(best.number), best.value, best.params)
 
 
-def _train_optuna_trial(
-    trainer: Trainer, trial: optuna.Trial, release: Callable[[Trainer], None]
-) -> float | list[float]:
+def _train_optuna_trial(trainer: Trainer, trial: optuna.Trial) -> float | list[float]:
     """Train with the hyperparameters of ``trial`` and return the objective of the last evaluation.
 
     A trial that an error or the user ends keeps its model, as in transformers, since it may have ended the search.
@@ -226,10 +222,10 @@ def _train_optuna_trial(
         if trainer.objective is None:
             trainer.objective = objective_of(trainer, trainer.evaluate())
     except optuna.TrialPruned:
-        release(trainer)
+        release_model(trainer)
         raise
     objective: float | list[float] = trainer.objective
-    release(trainer)
+    release_model(trainer)
     return objective
 
 
@@ -265,7 +261,6 @@ def run_ray(
     trainer: Trainer,
     n_trials: int,
     direction: str | list[str],
-    release: Callable[[Trainer], None],
     **kwargs: Any,
 ) -> BestRun:
     """Return the best of ``n_trials`` trials, each run by a copy of ``trainer``.
@@ -274,7 +269,6 @@ def run_ray(
         trainer: A Trainer with a ``model_init``; it has no model afterwards.
         n_trials: Trials to sample from ``trainer.hp_space``.
         direction: ``"minimize"`` or ``"maximize"``.
-        release: Frees the trainer's model, so that the next trial has the memory.
         **kwargs: Keywords of ``ray.tune.run``. Default of ``resources_per_trial``: one CPU, and one GPU if the
             Trainer uses one; of ``progress_reporter``: a ``CLIReporter`` that shows the objective.
 
@@ -288,7 +282,7 @@ def run_ray(
     _check_scheduler(kwargs.get("scheduler"), trainer.args)
     kwargs.setdefault("resources_per_trial", {"cpu": 1, **({"gpu": 1} if trainer.args.n_gpu > 0 else {})})
     kwargs.setdefault("progress_reporter", tune.CLIReporter(metric_columns=["objective"]))
-    release(trainer)
+    release_model(trainer)
     trainable = tune.with_parameters(_train_ray_trial, trainer=_picklable_copy(trainer))
     analysis = tune.run(trainable, config=trainer.hp_space(None), num_samples=n_trials, **kwargs)
     best = analysis.get_best_trial(metric="objective", mode=direction[:3], scope=_scope(trainer.args))
@@ -380,7 +374,7 @@ class Backend:
     values: Callable[[Any, Callable[[Any], dict[str, Any]]], dict[str, Any]]
     """A trial and the user's search space to the hyperparameters of the trial."""
     run: Callable[..., BestRun | list[BestRun]]
-    """``(trainer, n_trials, direction, release, **kwargs)``: runs the search."""
+    """``(trainer, n_trials, direction, **kwargs)``: runs the search."""
     report: Callable[[Any, Any, int, dict[str, float]], None]
     """``(trainer, trial, update step, metrics)``: called after each evaluation of a trial's training."""
     run_id: Callable[[Any], str]

@@ -6,16 +6,14 @@ method; the state of a training run is in ``hf_compat/trainer/run.py``.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import itertools
 import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Self
@@ -81,7 +79,6 @@ from hf_compat.trainer import (
     construction,
     evaluation,
     loaders,
-    loss,
     model_files,
     optimization,
     progress,
@@ -94,12 +91,14 @@ from hf_compat.trainer.evaluation import EvaluationSession, LegacySession, add_s
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.loss import (
     NO_CONTEXT,
+    Shared,
     check_is_context,
     check_is_named,
     computing_loss,
     divide_scalar,
     has_cpu_autocast,
     is_scaled,
+    join_sequences,
     keywords_of_backward,
     loss_of,
     loss_of_shared_sequences,
@@ -109,8 +108,8 @@ from hf_compat.trainer.loss import (
     scored_labels,
     shared_count,
     smoothed_loss,
+    split_sequences,
     store_past,
-    whole,
 )
 from hf_compat.trainer.model_files import Pusher, write_model_card
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
@@ -362,7 +361,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     @property
     def lightning_module(self) -> HFModule | None:
-        """Its module, with the model as ``model``."""
+        """The module of the current or last run, with the model as ``model``; None before the first."""
         return self.lightning_backend.module
 
     @property
@@ -413,7 +412,7 @@ class Trainer(metaclass=CountsCounterparts):
         self.is_deepspeed_enabled = args.deepspeed_plugin is not None
         self.is_fsdp_enabled = process_layout.fsdp is not None
         self.is_tp_enabled = process_layout.plan_size > 1
-        self.gather_function = functools.partial(
+        self.gather_function = partial(
             self.accelerator.gather_for_metrics, use_gather_object=args.eval_use_gather_object
         )
 
@@ -550,7 +549,7 @@ class Trainer(metaclass=CountsCounterparts):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the evaluation loader of a dataset, of one in ``self.eval_dataset`` by name, or of that itself."""
         size, sampler = self.args.eval_batch_size, self._get_eval_sampler
-        load = functools.partial(self._get_dataloader, description="Evaluation", batch_size=size, sampler_fn=sampler)
+        load = partial(self._get_dataloader, description="Evaluation", batch_size=size, sampler_fn=sampler)
         key, dataset = loaders.named_dataset(eval_dataset, self.eval_dataset)
         if not self.args.dataloader_persistent_workers:
             return load(dataset=dataset, dataloader_key=key)
@@ -658,13 +657,13 @@ class Trainer(metaclass=CountsCounterparts):
         if not self.args.remove_unused_columns:
             return data_collator
         self._set_signature_columns_if_needed()
-        names, model_name = self._signature_columns or [], type(self.model).__name__
-        return collators.RemoveColumnsCollator(data_collator, names, collators.logger, model_name, description)
+        columns, model_name = self._signature_columns or [], type(self.model).__name__
+        return collators.RemoveColumnsCollator(data_collator, columns, collators.logger, model_name, description)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of samples in ``dataloader``, estimated from its batches for a dataset without length."""
         dataset = getattr(dataloader, "dataset", None)
-        if metric_files.has_length(dataset):
+        if has_length(dataset):
             return len(dataset)
         return len(dataloader) * self.args.per_device_train_batch_size
 
@@ -698,7 +697,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def get_learning_rates(self) -> list[float]:
         """Return the learning rate of each parameter group."""
-        return [group["lr"] for group in optimization.optimizer_of(self).param_groups]
+        return [group["lr"] for group in optimizer_of(self).param_groups]
 
     def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> dict[str, Any] | list[Any] | None:
         """Return the parameter group of ``param``, or the parameters of all groups."""
@@ -751,18 +750,18 @@ class Trainer(metaclass=CountsCounterparts):
         start = self.lightning_backend.process_layout.start
         if start is not None:
             arguments = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
-            call = functools.partial(Trainer.train, resume_from_checkpoint=resume_from_checkpoint, **arguments)  # type: ignore[arg-type]
+            call = partial(Trainer.train, resume_from_checkpoint=resume_from_checkpoint, **arguments)  # type: ignore[arg-type]
             return train_in_processes(self, start, call)
         with noting(self), new_run(self, trial, ignore_keys_for_eval).begun(resume_from_checkpoint) as run:
             checkpoint, args = run.checkpoint, self.args  # `call_model_init`, or a trial, may have replaced them
-            fit = functools.partial(
+            fit = partial(
                 self._inner_training_loop,
                 args=args,
                 resume_from_checkpoint=None if checkpoint is None else checkpoint.path,
                 trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
             )
-            if run.may_fit_again:
+            if args.auto_find_batch_size:
                 return run.fit_with_smaller_batches(fit)
             return fit(batch_size=run.counters.train_batch_size)
 
@@ -784,7 +783,7 @@ class Trainer(metaclass=CountsCounterparts):
         self, args: TrainingArguments, dataloader: DataLoader[Any], total_train_batch_size: int | None = None
     ) -> tuple[Any, ...]:
         """Return a run's numbers for ``dataloader`` and ``total_train_batch_size`` samples; see ``to_values``."""
-        batches = len(dataloader) * self.get_sp_size() if metric_files.has_length(dataloader) else None
+        batches = len(dataloader) * self.get_sp_size() if has_length(dataloader) else None
         samples = samples_per_update_step(self, args) if total_train_batch_size is None else total_train_batch_size
         examples = self.num_examples(dataloader) if batches else None
         plan = build_plan(args, batches=batches, examples=examples, samples_per_update_step=samples)
@@ -847,7 +846,7 @@ class Trainer(metaclass=CountsCounterparts):
             num_items_in_batch: Scored items in the window.
         """
         context, inputs = prepare_context(self, model, inputs)
-        with NO_CONTEXT if context is contextlib.nullcontext else context():
+        with NO_CONTEXT if context is nullcontext else context():
             args = self.args
             if not is_in_training_mode(model):
                 model.train()
@@ -885,10 +884,10 @@ class Trainer(metaclass=CountsCounterparts):
             # What the model itself returned may be memory that its next forward pass writes to, as with CUDA graphs.
             return loss.detach().clone() if averages else loss.detach()
 
-    def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: dict[str, Any]) -> loss.Shared:
+    def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: dict[str, Any]) -> Shared:
         """Return a context for one batch, and the batch; inside, with context parallelism, a rank has its part."""
         shares = self.lightning_backend.process_layout.sizes.cp > 1
-        return loss.share(self, inputs) if shares else (contextlib.nullcontext, inputs)
+        return split_sequences(self, inputs) if shares else (nullcontext, inputs)
 
     def _prepare_input(self, data: object) -> Any:
         """Return ``data`` with its tensors on the training device, in the dtype of inputs; a mapping is copied.
@@ -975,22 +974,20 @@ class Trainer(metaclass=CountsCounterparts):
             loss *= max(self.lightning_backend.process_layout.loss_group_size, self.args.n_gpu)
         return (loss, outputs) if return_outputs else loss
 
-    def compute_loss_context_manager(self) -> contextlib.ExitStack:
+    def compute_loss_context_manager(self) -> ExitStack:
         """Return the context for computing the loss; autocast is around the model's forward already."""
-        stack = contextlib.ExitStack()
+        stack = ExitStack()
         context = self.autocast_smart_context_manager()
         check_is_context(context, "autocast_smart_context_manager")
-        if not isinstance(context, contextlib.nullcontext):
+        if not isinstance(context, nullcontext):
             stack.enter_context(context)
         return stack
 
-    def autocast_smart_context_manager(
-        self, cache_enabled: bool | None = True
-    ) -> contextlib.AbstractContextManager[Any]:
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
         """Return the autocast of ``compute_loss``, besides that of the forward pass; ``cache_enabled`` is torch's."""
         if has_cpu_autocast(self):
             return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
-        return contextlib.nullcontext()
+        return nullcontext()
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the floating-point operations of a step with the batch ``inputs``; 0 without an estimate."""
@@ -1060,8 +1057,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _finalize_training(self, trial: Trial | None, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the final metrics, load the best model and fire ``on_train_end``; return the result."""
-        saving = current_run(self).saving
-        return finalize_training(self, counts_of(self), saving, num_train_samples, start_time)
+        return finalize_training(self, current_run(self), num_train_samples, start_time)
 
     def end(self) -> None:
         """Do nothing: Lightning closes the loggers after each run."""
@@ -1094,15 +1090,15 @@ class Trainer(metaclass=CountsCounterparts):
                     metric_key_prefix=f"{metric_key_prefix}_{name}",
                 )
             return metrics
-        with (
-            self.run_counters.memory.measure("eval"),
-            ignoring_signals([signal.SIGTERM]),
-        ):  # kept workers may go on in a run
+        # Workers that are kept may go on in a run: they ignore its signals from their start.
+        with self.run_counters.memory.measure("eval"), ignoring_signals([signal.SIGTERM]):
             loader = self.get_eval_dataloader(eval_dataset)
             check_is_loader(loader, "`get_eval_dataloader`")
             start_time = time.time()
             output: EvalLoopOutput = call_override(
-                *(loop_of(self), "dataloader", loader),
+                loop_of(self),
+                "dataloader",
+                loader,
                 description="Evaluation",
                 prediction_loss_only=True if self.compute_metrics is None else None,
                 ignore_keys=ignore_keys,
@@ -1133,7 +1129,9 @@ class Trainer(metaclass=CountsCounterparts):
             check_is_loader(loader, "`get_test_dataloader`")
             start_time = time.time()
             output: EvalLoopOutput = call_override(
-                *(loop_of(self), "dataloader", loader),
+                loop_of(self),
+                "dataloader",
+                loader,
                 description="Prediction",
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
@@ -1180,15 +1178,15 @@ class Trainer(metaclass=CountsCounterparts):
                 cache, which was ``past_key_values`` before transformers 5.24.
         """
         check_is_named(inputs)
-        names = self.label_names
-        has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
+        label_names = self.label_names
+        has_labels = bool(label_names) and all(inputs.get(name) is not None for name in label_names)
         returns_loss = inputs.get("return_loss")
         returns_loss = self.can_return_loss if returns_loss is None else returns_loss
-        scored = has_labels or (not names and bool(returns_loss))
+        scored = has_labels or (not label_names and bool(returns_loss))
         inputs = self._prepare_inputs(inputs)
         # Before the loss is computed, which may remove them from the inputs.
         wanted = scored and not prediction_loss_only
-        labels = nested_detach(tuple(inputs.get(name) for name in names)) if wanted else None
+        labels = nested_detach(tuple(inputs.get(name) for name in label_names)) if wanted else None
         if labels is not None and len(labels) == 1:
             labels = labels[0]
         skips = scored and prediction_loss_only and self.semantics.liger_skips_unused_logits
@@ -1208,12 +1206,12 @@ class Trainer(metaclass=CountsCounterparts):
             logits: Any = tuple(value for name, value in outputs.items() if name not in hidden)
         else:
             logits = outputs[1:] if scored else outputs
-        logits = whole(self, inputs, nested_detach(logits)) if scored else nested_detach(logits)
+        logits = join_sequences(self, inputs, nested_detach(logits)) if scored else nested_detach(logits)
         return loss, logits[0] if len(logits) == 1 else logits, labels
 
     def torch_jit_model_eval(self, model: nn.Module, dataloader: Iterable[Any] | None, training: bool = False) -> Any:
         """Return ``model`` traced with the first batch of ``dataloader``; ``model`` in training or if that fails."""
-        return model if training else evaluation.trace(self, model, dataloader, self._prepare_inputs)
+        return model if training else evaluation.trace(self, model, dataloader)
 
     # ---- saving ----
 
@@ -1495,7 +1493,7 @@ class Trainer(metaclass=CountsCounterparts):
         self.hp_name = hp_name
         self.hp_search_backend = chosen
         try:
-            return searching.BACKENDS[chosen].run(self, n_trials, direction, searching.release_model, **kwargs)
+            return searching.BACKENDS[chosen].run(self, n_trials, direction, **kwargs)
         finally:
             self.hp_search_backend = None
 

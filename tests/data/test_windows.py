@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import lightning.pytorch as pl
 
 from hf_compat import Trainer, TrainerCallback
+from hf_compat.arguments.releases import Semantics
 from hf_compat.data.windows import WindowLoader
 from hf_compat.plan import build_plan
 from tests.support.helpers import WIDTH, ListDataset, Stream
@@ -135,6 +136,6 @@ def test_iter_is_lazy():
 
     args = SimpleNamespace(gradient_accumulation_steps=1, max_steps=-1, num_train_epochs=1)
     loader, plan = Loader(), build_plan(args, batches=1, examples=1, samples_per_update_step=1)
-    batches = iter(WindowLoader(loader, plan))
+    batches = iter(WindowLoader(loader, plan, None, Semantics()))
     assert not loader.asked
     assert list(batches) == [1]
