@@ -80,8 +80,8 @@ NUMBERS = """\
 
 - **{save[hf_compat]:.0f} ms**
 
-    training stands still for a checkpoint of 415 MB with `save_async=True`, {sync[hf_compat]:.0f} ms without;
-    with transformers {save[transformers]:.0f} ms. On a shared CPU.
+    training stands still for a checkpoint of 415 MB with `save_async=True`, {sync[hf_compat]:.0f} ms without,
+    flushed to the disk; with transformers, which does not flush, {sync[transformers]:.0f} ms. On a shared CPU.
 
     `python -m tests.benchmarks`, [saves](performance.md#saves)
 
