@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -120,7 +121,8 @@ class LossSum:
         summed = self._value
         assert summed is not None, "set as the run begins"
         for loss, steps in self._added:
-            if steps is not None:
+            is_finite = loss.is_cpu and not loss.ndim and math.isfinite(loss.item())  # seen without four operations
+            if steps is not None and not is_finite:
                 # `where` instead of a branch, which would synchronise with the device. NaN and inf less themselves are
                 # NaN, which is not equal to itself: two kernels, where torch.isfinite launches four.
                 difference = loss - loss
