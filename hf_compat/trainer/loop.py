@@ -177,7 +177,7 @@ class UpdateLoop(TrainingLoop):
         semantics, start = trainer.semantics, windows.open_epoch()
         must_restore_rng = start is windows.start  # once, in the epoch in which a run resumes
         if must_restore_rng and start.batches == 0:
-            hooks.resume.restore_rng()
+            trainer._load_rng_state(hooks.resume.folder)
             must_restore_rng = False
         windows.tell_epoch(start)
         warn_of_untold_workers(start.rest, self._warn_once)
@@ -188,7 +188,7 @@ class UpdateLoop(TrainingLoop):
         for count in windows.sizes(start) if reads else ():
             drawn, num_items = self.draw(batches, count)
             if must_restore_rng and (drawn or semantics.restores_rng_without_batches):
-                hooks.resume.restore_rng()
+                trainer._load_rng_state(hooks.resume.folder)
                 must_restore_rng = False
             if drawn:
                 # No batch is kept here while the window is trained on, nor later: Lightning does not read to the end.

@@ -58,7 +58,7 @@ def check_start(done: Any, *, is_resumed: bool) -> None:
 
 
 class Resume:
-    """Loads the states of optimizer, schedule, gradient scaler and random generators from a checkpoint.
+    """Loads the states of callbacks, optimizer, schedule and gradient scaler from a checkpoint; finds where it goes on.
 
     Args:
         trainer: The Trainer.
@@ -116,10 +116,6 @@ class Resume:
         """Free the cached content of the checkpoint."""
         if self._checkpoint is not None:
             self._checkpoint.drop_caches()
-
-    def restore_rng(self) -> None:
-        """Restore the random states of the checkpoint."""
-        self._trainer._load_rng_state(self.folder)
 
     # ---- position in the data ----
 
