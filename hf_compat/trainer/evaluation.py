@@ -39,8 +39,8 @@ from hf_compat.trainer.outputs import (
     note_prediction,
 )
 from hf_compat.trainer.preparing import note_item_count, place_model, prepare_forward, wrap
-from hf_compat.trainer.progress import warn_of_shares_in_shares
 from hf_compat.trainer.run import current_run, prepare_strategy
+from hf_compat.trainer.run_warnings import warn_of_shares_in_shares
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -31,12 +31,11 @@ from hf_compat.trainer.loss import NO_CONTEXT
 from hf_compat.trainer.optimization import OptimizerStep
 from hf_compat.trainer.preemption import Preemption
 from hf_compat.trainer.progress import (
-    is_inside_of_autocast,
     log_start,
     warn_of_changed_accumulation,
-    warn_of_untold_workers,
 )
 from hf_compat.trainer.resume import Resume
+from hf_compat.trainer.run_warnings import is_inside_of_autocast, warn_of_untold_workers
 from hf_compat.trainer.saving import EvaluationTiming
 
 if TYPE_CHECKING:
@@ -278,7 +277,9 @@ class RunHooks(IdleHooks):
         """Whether Lightning's ``should_stop`` is that of the Trainer's ``control``, and no Lightning callback's."""
         counts = trainer.args.include_num_input_tokens_seen != "no"
         self.counts_tokens_ahead = counts and not trainer.semantics.counts_tokens_after_batch
-        self.clears_copies = trainer.semantics.corrected and is_inside_of_autocast(trainer)
+        self.clears_copies = trainer.semantics.corrected and is_inside_of_autocast(
+            trainer.args.device, trainer.accelerator.mixed_precision
+        )
         """Whether an autocast around the run would go on with weights as they were before the step."""
         self._keeps_past = effective_args(trainer.args).past_index >= 0
 

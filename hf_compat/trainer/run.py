@@ -47,6 +47,9 @@ from hf_compat.trainer.progress import (
     Progress,
     RunCounters,
     count_train_tokens,
+)
+from hf_compat.trainer.resume import check_start, without_extra_step
+from hf_compat.trainer.run_warnings import (
     warn_of_lost_masks,
     warn_of_norms_counted_twice,
     warn_of_outer_autocast,
@@ -55,7 +58,6 @@ from hf_compat.trainer.progress import (
     warn_of_unseeded_shuffle,
     warn_of_untold_epochs,
 )
-from hf_compat.trainer.resume import check_start, without_extra_step
 from hf_compat.trainer.saving import CheckpointSaving, TrainingEvaluation
 
 if TYPE_CHECKING:
@@ -328,7 +330,9 @@ class TrainingRun:
         warn_of_untold_epochs(loader, rest, self.trainer.semantics, self.warn_once)
         warn_of_shares_in_shares(loader, "train_dataset", self.warn_once)
         warn_of_unseeded_shuffle(loader, batches, self.warn_once)
-        warn_of_outer_autocast(self.trainer, self.warn_once)
+        if not self.trainer.semantics.corrected:
+            accelerator = self.trainer.accelerator
+            warn_of_outer_autocast(self.trainer.args.device, accelerator.mixed_precision, self.warn_once)
         warn_of_rounded_average(self.trainer.model, averages_weights(self.backend.callbacks), self.warn_once)
         warn_of_norms_counted_twice(self.trainer.model, self.warn_once)
         warn_of_lost_steps(loader, plan, epoch, self.warn_once)

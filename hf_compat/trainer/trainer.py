@@ -114,7 +114,6 @@ from hf_compat.trainer.loss import (
 from hf_compat.trainer.model_files import Pusher, write_model_card
 from hf_compat.trainer.optimization import optimizer_of, scheduler_of
 from hf_compat.trainer.outputs import EvalLoopOutput, PredictionOutput, TrainOutput, nested_detach
-from hf_compat.trainer.progress import warn_of_negative_plateau
 from hf_compat.trainer.resume import (
     compare_with_checkpoint,
     init_training_state,
@@ -130,6 +129,7 @@ from hf_compat.trainer.run import (
     new_run,
     prepare_strategy,
 )
+from hf_compat.trainer.run_warnings import warn_of_negative_plateau
 from hf_compat.trainer.saving import checked_output_dir, finalize_training, metric_for_best
 from hf_compat.upstream_names import CountsCounterparts
 

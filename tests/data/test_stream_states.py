@@ -10,7 +10,7 @@ from datasets.distributed import split_dataset_by_node
 from hf_compat.data.loader import DispatchingDataLoader, PreparedDataLoader
 from hf_compat.data.stream_states import StreamStates
 from hf_compat.errors import CheckpointError, LoaderError
-from hf_compat.trainer.progress import warn_of_shares_in_shares, warn_of_unseeded_shuffle
+from hf_compat.trainer.run_warnings import warn_of_shares_in_shares, warn_of_unseeded_shuffle
 from tests.support.helpers import WIDTH, Reading
 from tests.support.trainers import seeing_trainer
 
