@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from hf_compat.arguments.releases import resolve_semantics
-from hf_compat.errors import DataError, LoaderError, described
+from hf_compat.errors import DataError, LoaderError, described, warn_user
 from hf_compat.model_facts import unwrap_peft
 from hf_compat.nested import leaves
 
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 _NUMPY_LABELS_ARE_CLASSES = Version("5.22")
 _LABEL_NAMES = ("label", "label_ids")
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray, Tensor)
+_CUT_LABELS = (
+    "Labels of a batch have fractions, and the first of them is an `int`: all become integers, as in transformers, so "
+    "that 0.5 is 0. Make each a `float` in the dataset, or pass a `data_collator`."
+)
 _PAD_WARNING = "Asking-to-pad-a-fast-tokenizer"
 
 
@@ -61,13 +65,17 @@ class _Kind:
             label: Any = first["label"]
             if isinstance(label, self.array):
                 label = first["label"].item()
-            dtype = self.label_dtype(label)
-            return self.make([sample["label"] for sample in samples], dtype=dtype)
+            return self._labels([sample["label"] for sample in samples], self.label_dtype(label))
         if first.get("label_ids") is not None:
             rows = [sample["label_ids"] for sample in samples]
             stacks = isinstance(rows[0], self.array)
-            return self.stack(rows) if stacks else self.make(rows, dtype=self.label_dtype(rows[0][0]))
+            return self.stack(rows) if stacks else self._labels(rows, self.label_dtype(rows[0][0]))
         return None
+
+    def _labels(self, values: list[Any], dtype: Any) -> Any:
+        if dtype is self.integer and any(isinstance(each, float) and not each.is_integer() for each in leaves(values)):
+            warn_user(_CUT_LABELS)
+        return self.make(values, dtype=dtype)
 
     def column(self, values: list[Any]) -> Any:
         """Return the batch of a column's values."""

@@ -22,7 +22,7 @@ from hf_compat.data.collators import (
     default_data_collator,
     numpy_default_data_collator,
 )
-from hf_compat.errors import DataError
+from hf_compat.errors import DataError, HFCompatWarning
 from tests.support import helpers
 
 
@@ -54,7 +54,7 @@ CASES = {
     "label numpy float": repeated(a=1, label=np.float64(2.5)),
     "label numpy bool": repeated(a=1, label=np.bool_(True)),
     "label None": repeated(a=1, label=None),
-    "label int first, float after": [{"label": 1}, {"label": 2.5}],
+    "label int first, float after": [{"label": 1}, {"label": 2.0}],
     "label_ids ints": repeated(label_ids=[1, 2], a=1),
     "label_ids floats": repeated(label_ids=[1.5, 2.5], a=1),
     "label_ids tensor": repeated(label_ids=torch.tensor([1, 2]), a=1),
@@ -91,6 +91,24 @@ def test_default_batches_are_upstreams(features):
     expected = upstream.default_data_collator(features)
     same_batch(default_data_collator(features), expected)
     same_batch(DefaultDataCollator()(features), expected)
+
+
+@pytest.mark.parametrize("kind", ["pt", "np"])
+@pytest.mark.parametrize(
+    "features",
+    [
+        pytest.param([{"label": 0}, {"label": 0.5}], id="label"),
+        pytest.param([{"label_ids": [0, 0.5]}, {"label_ids": [1, 2]}], id="label_ids"),
+    ],
+)
+def test_labels_that_lose_their_fractions(features, kind):
+    """Where the first is an integer all are, as in transformers, and a warning says so; not where it is none."""
+    with pytest.warns(HFCompatWarning, match="0.5 is 0"):
+        ours = default_data_collator(features, kind)
+    theirs = upstream.default_data_collator(features, return_tensors=kind)
+    assert ours["labels"].tolist() == theirs["labels"].tolist()
+    assert 0.5 not in ours["labels"]
+    assert default_data_collator([{"label": 0.5}, {"label": 0}])["labels"].tolist() == [0.5, 0]
 
 
 def test_numpy_labels_follow_the_release(monkeypatch):
