@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -15,6 +17,13 @@ if TYPE_CHECKING:
 
 _FURTHER_BACKENDS = ("mlu", "musa", "npu", "hpu", "xpu")
 """Devices whose packages add a module of that name to torch, with its own random generators."""
+
+_SEEDED_BY = {
+    ("albumentations", "BaseCompose"): "set_random_seed",
+    ("albumentations", "BasicTransform"): "set_random_seed",
+    ("monai", "Randomizable"): "set_random_state",
+}
+"""Package and name of the transforms with a random generator of their own → the method that seeds it."""
 
 _DETERMINISM_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "1",
@@ -77,3 +86,19 @@ def seed_worker(worker_id: int, num_workers: int = 0, rank: int = 0) -> None:
         rank: The rank of this process.
     """
     set_seed(torch.initial_seed() % 2**32 + num_workers * rank)
+
+
+def transforms_with_generators(dataset: object) -> Iterator[tuple[str, Callable[[int], object]]]:
+    """Yield the name of each attribute of ``dataset`` that is a transform with a generator, and what seeds that."""
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        kinds = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__)
+        method = next((_SEEDED_BY[kind] for kind in kinds if kind in _SEEDED_BY), None)
+        if method is not None:
+            yield name, getattr(value, method)
+
+
+def seed_worker_and_transforms(worker_id: int, num_workers: int = 0, rank: int = 0) -> None:
+    """Do as :func:`seed_worker`, and seed the transforms of the worker's data set that have generators of their own."""
+    seed_worker(worker_id, num_workers, rank)
+    for _, seed in transforms_with_generators(getattr(get_worker_info(), "dataset", None)):
+        seed(torch.initial_seed() % 2**32)

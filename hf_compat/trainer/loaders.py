@@ -17,6 +17,7 @@ from hf_compat.errors import DataError, DatasetTypeError, described
 from hf_compat.metrics import has_length
 from hf_compat.overriding import WarnOnce, check_returned
 from hf_compat.plan import RunPlan
+from hf_compat.seeding import transforms_with_generators
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -221,6 +222,16 @@ def warn_of_dropped_rows(loader: DataLoader[Any], description: str, warn_once: W
             f"`dataloader_drop_last=True` is for evaluations too, as with transformers: a {description.lower()} leaves "
             f"out the last {samples % total} of {samples} samples. Set a `per_device_eval_batch_size` that, times the "
             "ranks, divides the number of samples, or override the method that returns the loader."
+        )
+
+
+def warn_of_copied_generators(dataset: object, workers: int, warn_once: WarnOnce) -> None:
+    """Warn if ``dataset`` has transforms with random generators of their own, which each of its workers copies."""
+    for name, _ in transforms_with_generators(dataset) if workers else ():
+        warn_once(
+            f"`{name}` of `train_dataset` draws from a random generator of its own, which each of {workers} workers "
+            "copies when an epoch begins, as in transformers: all workers and all epochs draw the same numbers. Set "
+            "`TrainingArguments(semantics='corrected')`, which seeds it in each worker, or `dataloader_num_workers=0`."
         )
 
 

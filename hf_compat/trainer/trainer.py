@@ -72,7 +72,7 @@ from hf_compat.overriding import (
 )
 from hf_compat.plan import RunPlan, build_plan
 from hf_compat.plan.plan import samples_per_update_step, to_values
-from hf_compat.seeding import seed_run, seed_worker
+from hf_compat.seeding import seed_run, seed_worker, seed_worker_and_transforms
 from hf_compat.special_tokens import align_special_tokens
 from hf_compat.state import TrainerControl, TrainerState
 from hf_compat.trainer import (
@@ -594,8 +594,12 @@ class Trainer(metaclass=CountsCounterparts):
             loaders.check_is_sampler(sampler, sampler_fn, **methods)
             settings |= loaders.batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
             if is_training:
+                if not self.semantics.corrected:
+                    loaders.warn_of_copied_generators(dataset, settings["num_workers"], self.warn_once)
                 settings["worker_init_fn"] = partial(
-                    seed_worker, num_workers=settings["num_workers"], rank=self.accelerator.data_parallel_rank
+                    seed_worker_and_transforms if self.semantics.corrected else seed_worker,
+                    num_workers=settings["num_workers"],
+                    rank=self.accelerator.data_parallel_rank,
                 )
         loader: DataLoader[Any] = self.accelerator.prepare(DataLoader(dataset, **settings))
         if not is_training and settings.get("drop_last"):

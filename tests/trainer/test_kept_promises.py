@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -480,3 +481,75 @@ def test_epochs_of_workers_that_are_kept(keeps, is_shared, told, tmp_path):
     assert [("dataloader_persistent_workers=False" in str(w.message)) for w in caught] == [True] * told
     assert (ours[0], ours[3]) == (0, 0 if told else 1)
     assert ours == epochs(transformers)
+
+
+class RandomTransform:
+    """A transform with a generator of its own, as those of the package that its module is said to be of."""
+
+    def __init__(self):
+        self.set_random_seed(0)
+
+    def set_random_seed(self, seed):
+        self.generator = np.random.default_rng(seed)
+
+    set_random_state = set_random_seed
+
+
+def transform_of(module, name):
+    return type(name, (RandomTransform,), {"__module__": module})()
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Sixteen rows, of what a transform draws."""
+
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        drawn = 0.0 if self.transform is None else self.transform.generator.random()
+        return {"features": torch.full((WIDTH,), drawn), "labels": 0}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "workers", "told"),
+    [
+        pytest.param("albumentations.core.composition", "BaseCompose", 2, True, id="albumentations"),
+        pytest.param("monai.transforms.transform", "Randomizable", 2, True, id="MONAI"),
+        pytest.param("albumentations.core.composition", "BaseCompose", 0, False, id="no workers"),
+        pytest.param("mine", "BaseCompose", 2, False, id="another package"),
+    ],
+)
+def test_transforms_that_workers_copy(module, name, workers, told, tmp_path):
+    """All workers and epochs draw the same numbers, as in transformers, with a warning; corrected all are different."""
+    transformers = pytest.importorskip("transformers")
+
+    def drawn(library, **fields):
+        seen = []
+        data = Augmented(transform_of(module, name))
+        trainer = new_trainer(
+            tmp_path,
+            library=library,
+            train_dataset=data,
+            num_train_epochs=2,
+            max_steps=-1,
+            per_device_train_batch_size=4,
+            dataloader_num_workers=workers,
+            **fields,
+        )
+        trainer.model.register_forward_pre_hook(
+            lambda _, given, named: seen.extend((*given, *named.values())[0][:, 0].tolist()), with_kwargs=True
+        )
+        trainer.train()
+        return seen
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HFCompatWarning)
+        ours = drawn(hf_compat)
+    assert ["`transform` of `train_dataset`" in str(w.message) for w in caught] == [True] * told
+    assert ours == drawn(transformers)
+    assert len(set(ours)) == (8 if workers else 32)
+    if told:
+        assert len(set(drawn(hf_compat, semantics="corrected"))) == 32
