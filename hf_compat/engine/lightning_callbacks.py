@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import (
 
 from hf_compat.arguments.derived import evaluates_in_training, saves_checkpoints
 from hf_compat.callbacks.handler import misspelt_events
-from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_time
+from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_steps, saves_by_time
 from hf_compat.engine.strategy_table import Refusal
 
 if TYPE_CHECKING:
@@ -143,12 +143,19 @@ def _thawing_problems(callbacks: Sequence[Callback]) -> Iterable[str]:
 def monitor_warnings(callbacks: Sequence[Callback]) -> Iterable[str]:
     """Yield what to say of names that ``callbacks`` monitor, or have in names of files, and that no Trainer logs.
 
-    Of their hooks, too, that are misspelt, or of Lightning 1.
+    Of their hooks, too, that are misspelt, or of Lightning 1, and of files that are judged by an older evaluation.
 
     A script may log them itself, so that they are not refused.
     """
     for callback in callbacks:
         yield from misspelt_events(callback, Callback)
+        monitor = getattr(callback, "monitor", None)
+        if saves_by_steps(callback) and str(monitor).startswith("eval_"):
+            yield (
+                f"`callbacks`: {_name(callback)} saves with `every_n_train_steps` before the evaluation of its step, "
+                f"and has {monitor!r} of the one before, of other weights, by which it finds the best. Leave "
+                "`every_n_train_steps` out: then it saves after each evaluation."
+            )
         for setting, name in _names_watched(callback):
             if match := _OF_MODULES.fullmatch(name):
                 own = match["name"] or "loss"

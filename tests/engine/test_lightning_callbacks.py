@@ -593,6 +593,19 @@ def test_a_monitor_that_a_trainer_does_not_log(callback, setting, instead, tmp_p
         trainer_with(tmp_path).add_callback(callback())
 
 
+def test_files_that_are_judged_by_an_older_evaluation(tmp_path):
+    """With `every_n_train_steps` a file has the value of the evaluation before; the constructor warns of it."""
+    best = partial(ModelCheckpoint, tmp_path / "best", "{step}-{eval_loss:.6f}", monitor="eval_loss", save_top_k=-1)
+    with pytest.warns(HFCompatWarning, match="Leave `every_n_train_steps` out"):
+        trainer = trainer_with(tmp_path, best(every_n_train_steps=4), eval_strategy="steps", eval_steps=2, max_steps=4)
+    trainer.train()
+    losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    assert losses[2] != losses[4]
+    assert names_of(tmp_path / "best") == [f"step=4-eval_loss={losses[2]:.6f}.ckpt"]
+    trainer_with(tmp_path, best())  # nothing is said of it
+    trainer_with(tmp_path, ModelCheckpoint(monitor="loss", every_n_train_steps=4))
+
+
 @pytest.mark.parametrize("monitor", ["eval_loss", "eval_f1", "loss", "grad_norm", "learning_rate", "my_score", "value"])
 def test_a_monitor_that_may_be_logged(monitor, tmp_path):
     """Nothing is said of it."""

@@ -81,7 +81,7 @@ SUPPORT: dict[str, Row] = {
         "`eval_strategy='no'` after each epoch. The files, `{epoch}` in their names (from 0), `last.ckpt` and the best "
         "are those of a plain Lightning run, also in a resumed run; only `every_n_train_steps` with a `monitor` saves "
         "before the evaluation of the same update step and judges by the previous one, as Lightning does under manual "
-        "optimization. A run resumes from its own folders, not from these files.",
+        "optimization, with a warning. A run resumes from its own folders, not from these files.",
         refuses=f"`train_time_interval`, which Lightning ignores under manual optimization: use "
         f"`every_n_train_steps`; {_WITHOUT_EVALUATION}",
     ),

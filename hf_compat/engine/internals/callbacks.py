@@ -34,6 +34,11 @@ def saves_by_time(callback: Callback) -> bool:
     return isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None
 
 
+def saves_by_steps(callback: Callback) -> bool:
+    """Return whether ``callback`` saves every so many update steps, before an evaluation of the same step."""
+    return isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps > 0
+
+
 def keeps_masks(callback: Callback) -> bool:
     """Return whether ``callback`` leaves the masks of pruned weights in checkpoints."""
     return isinstance(callback, ModelPruning) and not callback._make_pruning_permanent
