@@ -226,6 +226,7 @@ class LightningBackend:
         cast_model: The model whose forward pass is under autocast if the precision wants that; None before the first.
         model_is_prepared: Whether a run or an evaluation has prepared the model itself. False in a run that goes on
             with the wrapper of an earlier one: its first evaluation reports the time, as in transformers.
+        model_is_narrowed: Whether an evaluation outside of a run has cast trainable weights to half precision.
 
     Raises:
         ModelError: If processes would be started for a model that they cannot share.
@@ -260,7 +261,7 @@ class LightningBackend:
         self.loaders = Loaders()
         self.trains = False
         self._modes: AutogradModes | None = None
-        self.model_is_prepared = False
+        self.model_is_prepared = self.model_is_narrowed = False
         self._placed_model: nn.Module | None = None
         self.cast_model: nn.Module | None = None
         self.strategy: ModelStrategy = OneDeviceStrategy(device)

@@ -663,7 +663,8 @@ def prepare_to_evaluate(trainer: Trainer, dataloader: Iterable[Any] | None = Non
         trainer.accelerator.hold(trainer.model_wrapped if backend.traits.shards_model else trainer.model)
     full = None if trainer.is_in_train else full_evaluation_precision(args)
     if full is not None:
-        device = None if trainer.is_model_parallel else args.device
+        device, weights = None if trainer.is_model_parallel else args.device, trainer.model.parameters()
+        backend.model_is_narrowed |= any(each.requires_grad and each.dtype is torch.float32 for each in weights)
         trainer.model_wrapped.to(device=device, dtype=getattr(torch, full))
     if wrapped is trainer.model:
         model = backend.strategy.evaluation_model(trainer.model_wrapped if backend.traits.shards_model else model)

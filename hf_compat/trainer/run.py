@@ -13,6 +13,7 @@ from torch import nn
 
 from hf_compat.arguments.derived import epochs_to_train, make_output_folder, saves_checkpoints
 from hf_compat.arguments.fields import declared
+from hf_compat.arguments.process_facts import full_evaluation_precision
 from hf_compat.arguments.releases import effective_args
 from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
@@ -51,6 +52,7 @@ from hf_compat.trainer.progress import (
 from hf_compat.trainer.resume import check_start, without_extra_step
 from hf_compat.trainer.run_warnings import (
     warn_of_lost_masks,
+    warn_of_narrowed_model,
     warn_of_norms_counted_twice,
     warn_of_outer_autocast,
     warn_of_rounded_average,
@@ -333,6 +335,8 @@ class TrainingRun:
         if not self.trainer.semantics.corrected:
             accelerator = self.trainer.accelerator
             warn_of_outer_autocast(self.trainer.args.device, accelerator.mixed_precision, self.warn_once)
+        if self.backend.model_is_narrowed:
+            warn_of_narrowed_model(self.trainer.model, full_evaluation_precision(self.trainer.args), self.warn_once)
         warn_of_rounded_average(self.trainer.model, averages_weights(self.backend.callbacks), self.warn_once)
         warn_of_norms_counted_twice(self.trainer.model, self.warn_once)
         warn_of_lost_steps(loader, plan, epoch, self.warn_once)

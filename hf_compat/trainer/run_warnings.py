@@ -142,6 +142,17 @@ def warn_of_lost_masks(warn_once: WarnOnce) -> None:
     )
 
 
+def warn_of_narrowed_model(model: nn.Module, full: str | None, warn_once: WarnOnce) -> None:
+    """Warn if trainable weights of ``model`` are in the dtype ``full``, to which an evaluation has cast them."""
+    if full and any(each.requires_grad and each.dtype is getattr(torch, full) for each in model.parameters()):
+        field = "bf16" if full == "bfloat16" else "fp16"
+        warn_once(
+            f"`{field}_full_eval=True`: an evaluation before this run has cast the model to {full}, as in "
+            "transformers: it is trained in that, so that small updates are rounded away. Train with a new Trainer and "
+            f"a model in float32, or set `{field}=True`, which evaluates without casting the weights."
+        )
+
+
 def warn_of_rounded_average(model: nn.Module, average: str | None, warn_once: WarnOnce) -> None:
     """Warn if the callback named ``average`` averages trainable weights of ``model`` that are in half precision."""
     if average is None:

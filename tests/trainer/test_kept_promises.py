@@ -553,3 +553,30 @@ def test_transforms_that_workers_copy(module, name, workers, told, tmp_path):
     assert len(set(ours)) == (8 if workers else 32)
     if told:
         assert len(set(drawn(hf_compat, semantics="corrected"))) == 32
+
+
+class CastsInputs(PlainModel):
+    def forward(self, features, labels=None):
+        return super().forward(features.to(self.body[0].weight.dtype), labels)
+
+
+@pytest.mark.parametrize("evaluates", [True, False], ids=["evaluated before", "trained alone"])
+def test_a_model_that_an_evaluation_has_cast(evaluates, tmp_path):
+    """With `bf16_full_eval` a run after an evaluation trains in bfloat16, as in transformers, and warns of it."""
+    transformers = pytest.importorskip("transformers")
+
+    def weights(library):
+        torch.manual_seed(0)
+        trainer = new_trainer(tmp_path, library=library, model=CastsInputs(), bf16_full_eval=True, max_steps=2)
+        if evaluates:
+            trainer.evaluate()
+        trainer.train()
+        return trainer.model.state_dict()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HFCompatWarning)
+        ours = weights(hf_compat)
+    assert ["has cast the model to bfloat16" in str(w.message) for w in caught] == [True] * evaluates
+    theirs = weights(transformers)
+    assert {each.dtype for each in ours.values()} == {torch.bfloat16 if evaluates else torch.float32}
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
