@@ -353,6 +353,7 @@ class Accelerator(ProcessState):
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""
+        self.unscale_gradients()
         return self._backend.strategy.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Iterable[Tensor], clip_value: float) -> None:
@@ -361,13 +362,13 @@ class Accelerator(ProcessState):
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def unscale_gradients(self, optimizer: Optimizer | Iterable[Optimizer] | None = None) -> None:
-        """Unscale the gradients of ``optimizer`` with fp16, by default those of optimizers that were prepared.
+        """Unscale the gradients of ``optimizer`` with fp16, by default those of all that are prepared, the run's too.
 
-        Those of the Trainer's are unscaled already where it clips them, and stay as they are.
+        Those of the run's are unscaled already where it clips them, and stay as they are.
         """
         if self.scaler is None:
             return
-        given = self._prepared_optimizers if optimizer is None else optimizer
+        given = self._optimizers if optimizer is None else optimizer
         done = getattr(self._backend.precision, "unscaled", None)
         for item in [given] if isinstance(given, Optimizer) else given:
             inner = item.optimizer if isinstance(item, PreparedOptimizer) else unwrap_optimizer(item)
