@@ -643,6 +643,11 @@ class Accelerator(ProcessState):
 
     clear = free_memory
 
+    @property
+    def has_models(self) -> bool:
+        """Whether a model is prepared, the Trainer's or another one, since the last fit has begun."""
+        return bool(self._models)
+
     # ---- precision ----
 
     @property
