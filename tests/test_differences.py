@@ -12,6 +12,7 @@ import pickle
 import re
 import warnings
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,6 +164,18 @@ def test_a_pickled_trainer(tmp_path):
     trainer = short_trainer(hf_compat, tmp_path)
     trainer.train()
     assert changed(pickle.loads(pickle.dumps(trainer)))
+
+
+def test_a_loss_scale_that_nothing_uses(tmp_path):
+    """A checkpoint of a run with fp16 resumes where losses are not scaled; transformers looks for a scaler."""
+    for library, fails in ((transformers, True), (hf_compat, False)):
+        folder = tmp_path / library.__name__
+        short_trainer(library, folder, save_strategy="steps", save_steps=1).train()
+        checkpoint = folder / "out" / "checkpoint-1"
+        torch.save(torch.amp.GradScaler("cpu").state_dict(), checkpoint / "scaler.pt")
+        again = short_trainer(library, folder)
+        with pytest.raises(AttributeError) if fails else nullcontext():
+            assert again.train(resume_from_checkpoint=str(checkpoint)).global_step == 2
 
 
 def test_the_group_of_a_parameter(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -302,7 +302,7 @@ class Accelerator(ProcessState):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """1, as in transformers, whose Trainer accumulates gradients itself."""
+        """1, as in transformers, whose Trainer accumulates gradients itself; a script's own loop may set another."""
         return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
@@ -341,6 +341,9 @@ class Accelerator(ProcessState):
             if not self._backend.traits.has_engine:
                 kwargs.pop("scale_wrt_gas", None)
             learning_rate = kwargs.pop("learning_rate", None)
+        steps = self.gradient_accumulation_steps
+        if steps != 1 and not self._backend.traits.has_engine:  # an engine divides by its own
+            loss = loss / steps
         trains, fused = self._backend.trains, None
         if trains and learning_rate is not None and self.scaler is None:
             fused = _fused_backward(self._backend.module)
@@ -353,6 +356,7 @@ class Accelerator(ProcessState):
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""
+        self.unscale_gradients()
         return self._backend.strategy.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Iterable[Tensor], clip_value: float) -> None:
@@ -361,13 +365,13 @@ class Accelerator(ProcessState):
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def unscale_gradients(self, optimizer: Optimizer | Iterable[Optimizer] | None = None) -> None:
-        """Unscale the gradients of ``optimizer`` with fp16, by default those of optimizers that were prepared.
+        """Unscale the gradients of ``optimizer`` with fp16, by default those of all that are prepared, the run's too.
 
-        Those of the Trainer's are unscaled already where it clips them, and stay as they are.
+        Those of the run's are unscaled already where it clips them, and stay as they are.
         """
         if self.scaler is None:
             return
-        given = self._prepared_optimizers if optimizer is None else optimizer
+        given = self._optimizers if optimizer is None else optimizer
         done = getattr(self._backend.precision, "unscaled", None)
         for item in [given] if isinstance(given, Optimizer) else given:
             inner = item.optimizer if isinstance(item, PreparedOptimizer) else unwrap_optimizer(item)
@@ -400,9 +404,17 @@ class Accelerator(ProcessState):
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Do nothing: the Trainer accumulates gradients, so that for accelerate every batch ends an update step."""
-        self.sync_gradients = True
-        yield
+        """Context of a batch in a loop of the script's own, in which gradients of ``models`` may not be synchronised.
+
+        Every ``gradient_accumulation_steps``-th ends an update step, and so does the last one of a loader.
+        """
+        state = self.gradient_state
+        self.step = 0 if state.sync_with_dataloader and state.end_of_dataloader else self.step + 1
+        self.sync_gradients = self.step % state.num_steps == 0
+        with ExitStack() as stack:
+            for model in () if self.sync_gradients else models:
+                stack.enter_context(self.no_sync(model))
+            yield
 
     # ---- collectives over the ranks that see different batches, or different parts of their sequences ----
 
@@ -630,6 +642,11 @@ class Accelerator(ProcessState):
         return [None for _ in objects]
 
     clear = free_memory
+
+    @property
+    def has_models(self) -> bool:
+        """Whether a model is prepared, the Trainer's or another one, since the last fit has begun."""
+        return bool(self._models)
 
     # ---- precision ----
 

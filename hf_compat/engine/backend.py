@@ -461,7 +461,7 @@ class LightningBackend:
         Args:
             model: The model.
             session: The evaluation.
-            run: The run, for a new module if there is none of ``model``.
+            run: The run, for a new module if there is none of ``model``; in a fit its module evaluates any model.
             test: Whether it is a prediction.
 
         Raises:
@@ -470,7 +470,7 @@ class LightningBackend:
         pl_trainer = self.pl_trainer
         assert pl_trainer is not None, "evaluations are prepared before"
         module, fits = self.module, is_fitting(pl_trainer)
-        if module is None or module.model is not model or not (fits or module.belongs_to(run)):
+        if module is None or not (fits or (module.model is model and module.belongs_to(run))):
             module = self.module = HFModule(model).connect(run)
         if module.session is not None or (has_length(session.batches) and len(session.batches) == 0):
             for batch in session.batches:

@@ -135,8 +135,8 @@ class ForwardMixedPrecision(MixedPrecision):
             call_hook(model, "on_before_optimizer_step", optimizer)
             return optimizer.step(**kwargs)
         self.unscaled = unwrap_optimizer(optimizer)
-        self.scaler.unscale_(self.unscaled)
         try:
+            _unscale(self.scaler, self.unscaled)
             call_hook(model, "on_before_optimizer_step", optimizer)
         finally:
             self.unscaled = None
@@ -192,6 +192,15 @@ def _grad_scaler(device: torch.device, *, flat_shards: bool) -> GradScaler:
         own: GradScaler = accelerator_module(device).amp.GradScaler()
         return own
     return GradScaler(device.type)
+
+
+def _unscale(scaler: GradScaler, optimizer: Optimizer) -> None:
+    """Unscale the gradients of ``optimizer``, unless the script has done so since its last step, to clip them."""
+    try:
+        scaler.unscale_(optimizer)
+    except RuntimeError as error:
+        if "already been called" not in str(error):
+            raise
 
 
 def set_scaler(plugin: Precision, scaler: GradScaler | None) -> None:

@@ -23,6 +23,7 @@ from hf_compat.data.rank_batches import check_even, check_gatherable
 from hf_compat.engine.precision import forward_precision, without_autocast
 from hf_compat.errors import DataError, LossError, MetricsError, described
 from hf_compat.metrics import denumpify_detensorize, has_length, speed_metrics
+from hf_compat.model_facts import unwrap_model
 from hf_compat.nested import Nested, find_batch_size, leaves, map_nested
 from hf_compat.optim.losses import loss_and_outputs, loss_logits_and_labels
 from hf_compat.optim.prepared import set_mode
@@ -648,15 +649,20 @@ def prepare_to_evaluate(trainer: Trainer, dataloader: Iterable[Any] | None = Non
 
     Returns:
         The module to call: what ``_wrap_model`` has returned; the model itself is called in its wrapper only if that
-        shards it, and compiled only in the evaluation that has prepared it, as in transformers.
+        shards it, and compiled only in the evaluation that has prepared it, as in transformers. What an override has
+        put in the place of the model that is trained, such as an average, is called as it is; and so is the model
+        where the accelerator has prepared another one.
     """
     start, args, backend = time.time(), trainer.args, trainer.lightning_backend
+    if backend.trains and unwrap_model(trainer.model_wrapped) is not trainer.model:
+        return wrap(trainer, trainer.model, training=False, dataloader=dataloader)
     place_model(trainer)
     model = wrapped = wrap(trainer, trainer.model, training=False, dataloader=dataloader)
-    if wrapped is trainer.model and wrapped is not backend.cast_model:
+    prepares = backend.traits.shards_model or not trainer.accelerator.has_models
+    if wrapped is trainer.model and wrapped is not backend.cast_model and prepares:
         model = trainer.model_wrapped = prepare_forward(trainer)
     prepare_strategy(trainer)
-    if wrapped is trainer.model and not backend.model_is_prepared:
+    if wrapped is trainer.model and not backend.model_is_prepared and prepares:
         backend.model_is_prepared = True
         note_item_count(trainer)
         trainer.model_preparation_time = round(time.time() - start, 4)

@@ -155,6 +155,68 @@ def test_an_override_clips_unscaled_gradients(tmp_path):
     assert theirs[1][0] == 65536 * theirs[0][0]
 
 
+def weights_after_clipping(folder: Path, library: str, kind: str, where: str) -> list[float]:
+    """Return some of the weights that a run with fp16 ends with, whose own code clips gradients.
+
+    Args:
+        folder: Where the run writes.
+        library: Whose Trainer.
+        kind: By ``"norm"`` or ``"value"``, or by norm after the gradient ``"scaler"`` itself has unscaled them.
+        where: The method that does so.
+    """
+    trainers = {"transformers": transformers, "hf_compat": hf_compat}[library]
+    args = trainers.TrainingArguments(
+        str(folder),
+        max_steps=4,
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=2,
+        learning_rate=0.5,
+        optim="sgd",
+        max_grad_norm=float(where != "training_step"),  # or else the Trainer clips nothing
+        fp16=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        report_to="none",
+    )
+
+    def clip(trainer: Any, model: Any) -> Any:
+        if kind == "value":
+            trainer.accelerator.clip_grad_value_(model.parameters(), 0.01)
+            return torch.tensor(0.0)  # the norm
+        if kind == "norm":
+            return trainer.accelerator.clip_grad_norm_(model.parameters(), 0.1)
+        trainer.accelerator.scaler.unscale_(trainer.optimizer.optimizer)
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    class Clips(trainers.Trainer):  # type: ignore[misc, name-defined]  # either library's
+        def training_step(self, model: Any, *given: Any, **named: Any) -> Any:
+            loss = super().training_step(model, *given, **named)
+            if where == "training_step" and self.accelerator.sync_gradients:
+                clip(self, model)
+            return loss
+
+        def _clip_grad_norm(self, model: Any) -> Any:
+            return clip(self, model)
+
+    torch.manual_seed(0)
+    model = helpers.PlainModel(dropout=0.0)
+    Clips(model, args, train_dataset=helpers.ListDataset(helpers.vector_rows(16))).train()
+    weights: list[float] = torch.cat([weight.flatten()[:4] for weight in model.parameters()]).tolist()
+    return weights
+
+
+@pytest.mark.parametrize("kind", ["norm", "value", "scaler"])
+def test_a_training_step_clips_unscaled_gradients(kind, tmp_path):
+    """What it clips is unscaled once; transformers 5 unscales it again for the log, so that it can only clip later."""
+    place = "training_step"
+    if hasattr(transformers.Trainer, "_clip_grad_norm"):
+        with pytest.raises(AssertionError, match="already been called on this optimizer"):
+            run_on_gpu(weights_after_clipping, tmp_path / "failed", "transformers", kind, place)
+        place = "_clip_grad_norm"
+    theirs = run_on_gpu(weights_after_clipping, tmp_path / "theirs", "transformers", kind, place)
+    assert run_on_gpu(weights_after_clipping, tmp_path / "ours", "hf_compat", kind, "training_step") == theirs
+
+
 class OfNoClass:
     """What has the members of an optimizer that a run uses, and derives from nothing."""
 

@@ -154,6 +154,25 @@ def _backward(accelerator: Any, folder: Path) -> Any:
     return _gradients(accelerator, lambda _: None)
 
 
+def _accumulated(accelerator: Any, folder: Path) -> Any:
+    """Return what a loop of the script's own sees, and ends with, that updates after two batches each."""
+    with accelerator.accumulate() as entered:
+        seen = [accelerator.sync_gradients, accelerator.step, entered]
+    accelerator.step, accelerator.gradient_accumulation_steps = 0, 2
+    model, rows = linear(), list(torch.arange(15.0).reshape(5, 3) / 7)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in accelerator.prepare(DataLoader(rows)):  # type: ignore[arg-type]  # any sequence is a dataset
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).pow(2).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        seen += [accelerator.sync_gradients, accelerator.step]
+    weights = list(accelerator.unwrap_model(model).state_dict().values())
+    accelerator.gradient_accumulation_steps = 1
+    accelerator.free_memory()
+    return [*seen, *weights]
+
+
 def _within(name: str, *arguments: Any, takes_model: bool = False) -> Callable[[Any, Path], Any]:
     """Return what happens inside the context that a member returns."""
 
@@ -312,7 +331,7 @@ def _unscaled(accelerator: Any, folder: Path) -> Any:
 
 
 CALLS: dict[str, Callable[[Any, Path], Any]] = {
-    "accumulate": _within("accumulate"),
+    "accumulate": _accumulated,
     "autocast": _autocast,
     "backward": _backward,
     "check_trigger": _triggers,

@@ -81,6 +81,9 @@ def restore_callback_states(pl_trainer: pl.Trainer, states: dict[str, Any]) -> N
     _call_callbacks_load_state_dict(pl_trainer, {"callbacks": states})
     for stopping, patience in given.items():
         stopping.patience = patience
+    for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SpikeDetection):  # which moves its mean in the first batch of an epoch alone
+            callback.running_mean.to(pl_trainer.strategy.root_device)
 
 
 def saved_checkpoint(pl_trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, Any]:

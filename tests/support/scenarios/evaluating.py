@@ -49,6 +49,59 @@ def evaluation_on_start(kit: Kit) -> None:
     train(kit, classifier(kit, fields={"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2}))
 
 
+def _averaged(kit: Kit, method: str) -> None:
+    """Train with an average of the weights that ``method`` puts in the place of the model, as scripts do."""
+
+    class Averaging(kit.Trainer):  # type: ignore[misc,name-defined]
+        def average(self, *given: Any, **named: Any) -> Any:
+            if not hasattr(self, "averaged"):
+                self.averaged = helpers.PlainModel(dropout=0.0)
+                self.averaged.load_state_dict(self.model.state_dict())
+            trained, self.model = self.model, self.averaged.to(self.args.device)
+            with torch.no_grad():
+                for mean, weight in zip(self.model.parameters(), trained.parameters(), strict=True):
+                    mean.lerp_(weight, 0.5)
+            try:
+                return getattr(super(), method)(*given, **named)
+            finally:
+                self.model = trained
+
+    setattr(Averaging, method, Averaging.average)
+    fields = {"bf16": True, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "epoch"}
+    trainer = plain(kit, subclass=Averaging, fields={**fields, "gradient_accumulation_steps": 2})
+    train(kit, trainer)
+    kit.keep("averaged", trainer.averaged.state_dict())
+
+
+@scenario()
+def average_in_evaluate(kit: Kit) -> None:
+    """It is evaluated as it is, without autocast, and training goes on with the model."""
+    _averaged(kit, "evaluate")
+
+
+@scenario()
+def average_in_the_evaluation_loop(kit: Kit) -> None:
+    _averaged(kit, "evaluation_loop")
+
+
+@scenario()
+def evaluation_after_another_model_was_prepared(kit: Kit) -> None:
+    """A model that is not trained, such as a reference: the first evaluation is without autocast."""
+    trainer = plain(kit, fields={"bf16": True, "eval_strategy": "epoch"})
+    trainer.accelerator.prepare_model(helpers.PlainModel(), evaluation_mode=True)
+    kit.evaluate(trainer)
+    train(kit, trainer)
+
+
+@scenario()
+def evaluation_of_another_model_after_training(kit: Kit) -> None:
+    trainer = plain(kit, fields={"bf16": True})
+    kit.train(trainer)
+    trainer.model = helpers.PlainModel(dropout=0.0).to(trainer.args.device)
+    kit.evaluate(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+
+
 @scenario()
 def delayed_evaluation_by_steps(kit: Kit) -> None:
     fields = {"eval_delay": 4, "eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 2}

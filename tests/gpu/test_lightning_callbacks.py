@@ -1,0 +1,59 @@
+"""Lightning's callbacks on a GPU: a run with one that is resumed within an epoch ends as the run without a break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, SpikeDetection, WeightAveraging
+
+from hf_compat import Trainer, TrainingArguments
+from tests.gpu.harness import needs_fake_gpu, run_on_gpu
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+pytestmark = needs_fake_gpu
+
+CALLBACKS: dict[str, Callable[[], Callback]] = {
+    "early stopping": lambda: EarlyStopping("eval_loss", patience=9),
+    "checkpoints": lambda: ModelCheckpoint(monitor="eval_loss", every_n_train_steps=1),
+    "spikes": lambda: SpikeDetection(warmup=1, rtol=1e9),
+    "average": WeightAveraging,
+}
+
+
+def ends(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Return the weights that a run with fp16 ends with, and those of one that goes on from its second checkpoint."""
+
+    def weights(output: str, checkpoint: str | None = None) -> dict[str, Any]:
+        args = TrainingArguments(
+            str(folder / output),
+            num_train_epochs=2,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            learning_rate=0.01,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="steps",
+            save_steps=1,
+            fp16=True,
+            disable_tqdm=True,
+            report_to="none",
+        )
+        torch.manual_seed(0)
+        rows, keywords = ListDataset(vector_rows(14)), {"default_root_dir": str(folder / output / "files")}
+        model, callbacks = PlainModel(), [CALLBACKS[name]()]
+        trainer = Trainer(model, args, None, rows, rows, callbacks=callbacks, lightning=keywords)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return {key: value.cpu() for key, value in trainer.model.state_dict().items()}
+
+    return [weights("whole"), weights("resumed", str(folder / "whole" / "checkpoint-2"))]
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_resumed_within_an_epoch(name, tmp_path):
+    """What it keeps in memory is on the GPU again."""
+    whole, resumed = run_on_gpu(ends, tmp_path, name)
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
