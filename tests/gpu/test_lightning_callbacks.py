@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, SpikeDetection, WeightAveraging
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    Callback,
+    EarlyStopping,
+    ModelCheckpoint,
+    SpikeDetection,
+    WeightAveraging,
+)
 
 from hf_compat import Trainer, TrainingArguments
-from tests.gpu.harness import needs_fake_gpu, run_on_gpu
+from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 pytestmark = needs_fake_gpu
@@ -57,3 +64,20 @@ def test_resumed_within_an_epoch(name, tmp_path):
     """What it keeps in memory is on the GPU again."""
     whole, resumed = run_on_gpu(ends, tmp_path, name)
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+
+def thawed(folder: Path) -> dict[str, Any]:
+    """Return the weights of this rank after a run whose second epoch begins to train the backbone."""
+    model = PlainModel()
+    model.backbone = model.body[0]
+    args = TrainingArguments(str(folder), num_train_epochs=2, save_strategy="no", disable_tqdm=True, report_to="none")
+    callbacks = [BackboneFinetuning(unfreeze_backbone_at_epoch=1)]
+    keywords = {"default_root_dir": str(folder)}
+    Trainer(model, args, None, ListDataset(vector_rows(64)), callbacks=callbacks, lightning=keywords).train()
+    return {key: value.cpu() for key, value in model.state_dict().items()}
+
+
+def test_a_backbone_is_trained_by_all_ranks(tmp_path):
+    """Gradients of what is unfrozen later are averaged too, though it was frozen when DDP was made."""
+    first, second = run_on_gpus(thawed, tmp_path)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch import strategies
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -55,6 +56,23 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
         with _naming("the keywords of `DDPStrategy`, or the fields `ddp_...`,"):
             return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._settings)
 
+    @contextmanager
+    def _frozen_for_now(self, model: nn.Module) -> Iterator[None]:
+        """Context for wrapping ``model``, in which what a ``BaseFinetuning`` has frozen can be trained.
+
+        DDP averages the gradients of those parameters alone that can be trained as it is made.
+        """
+        callbacks = self.lightning_module.trainer.callbacks
+        thaws = any(isinstance(each, BaseFinetuning) for each in callbacks) and self._settings["find_unused_parameters"]
+        frozen = [each for each in model.parameters() if not each.requires_grad and each.is_floating_point()]
+        for each in frozen if thaws else ():
+            each.requires_grad_(True)
+        try:
+            yield
+        finally:
+            for each in frozen:
+                each.requires_grad_(False)
+
     def setup(self, pl_trainer: pl.Trainer) -> None:
         """Set up a fit; an evaluation outside a fit does not wrap the model."""
         if pl_trainer.state.fn is TrainerFn.FITTING:
@@ -91,7 +109,8 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
         """Wrap the model and pass the wrapper to the run."""
         module: Any = self.lightning_module
         vote()
-        self.model = self.wrap(module.model)
+        with self._frozen_for_now(module.model):
+            self.model = self.wrap(module.model)
         if is_attempting():
             vote_before_exchanges(self.model)
         else:
