@@ -122,6 +122,14 @@ def test_refusals(tmp_path, given, error, text):
     assert trainer.train().global_step == 2
 
 
+def test_ray_in_one_of_several_processes(tmp_path, monkeypatch):
+    """Ray starts the processes of the trials, so that it is refused where there are some already."""
+    trainer = searching_trainer(hf_compat, tmp_path)
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+    with pytest.raises(SearchError, match="`backend='ray'` is not supported with world size 2"):
+        trainer.hyperparameter_search(rates, n_trials=1, backend="ray")
+
+
 def test_a_search_without_data_to_evaluate_on(tmp_path):
     """It is refused before the first trial, not after it; one that evaluates in its own way is not."""
 
