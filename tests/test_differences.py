@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -602,6 +603,17 @@ def test_precision_of_a_later_trainer(library, tmp_path):
     """A Trainer after one with ``bf16`` computes in its own precision; under transformers 4.57 in bf16 too."""
     found = [short_trainer(library, tmp_path, bf16=bf16).accelerator.mixed_precision for bf16 in (True, False)]
     assert found == ["bf16", "no" if library is hf_compat or IS_5 else "bf16"]
+
+
+@pytest.mark.parametrize("library", [transformers, hf_compat])
+def test_arguments_made_between_two_runs(library, tmp_path):
+    """A Trainer trains again after a copy of its arguments was made, with which transformers resets what it uses."""
+    trainer = short_trainer(library, tmp_path)
+    trainer.train()
+    dataclasses.replace(trainer.args)
+    fails = pytest.raises(AttributeError, match="`AcceleratorState` object has no attribute")
+    with fails if library is transformers else contextlib.nullcontext():
+        assert trainer.train().global_step == 2
 
 
 def test_noise_with_a_model_init(tmp_path):
