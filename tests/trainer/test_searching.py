@@ -230,6 +230,22 @@ def test_the_pruner_ends_trials(tmp_path):
     assert (ours[0].run_id, ours[0].objective, ours[1]) == ("2", 0.3, [3, 1, 3])
 
 
+@pytest.mark.parametrize("library", [transformers, hf_compat])
+def test_what_a_search_leaves(library, tmp_path):
+    """No model and no optimizer, whether the last trial was pruned or not; upstream's leaves more."""
+    left = []
+    for upper in (1.0, 0.0):
+        trainer = searching_trainer(library, tmp_path, eval_strategy="steps", eval_steps=1)
+        pruner = optuna.pruners.ThresholdPruner(upper=upper)
+        scores = iter([0.0, 0.0, 0.5, 0.5])
+        trainer.hyperparameter_search(
+            rates, lambda _, scores=scores: next(scores), n_trials=2, backend="optuna", pruner=pruner
+        )
+        left += [trainer.model is not None, trainer.optimizer is not None, trainer.lr_scheduler is not None]
+    theirs = library is transformers
+    assert left == [False, theirs, theirs, theirs, theirs, theirs]
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_a_search_that_an_error_ends(tmp_path, error):
     """The Trainer keeps the model of the trial, its state and its log, in both libraries, and can be evaluated."""
