@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -615,6 +616,39 @@ def test_precision_of_a_later_trainer(library, tmp_path):
     """A Trainer after one with ``bf16`` computes in its own precision; under transformers 4.57 in bf16 too."""
     found = [short_trainer(library, tmp_path, bf16=bf16).accelerator.mixed_precision for bf16 in (True, False)]
     assert found == ["bf16", "no" if library is hf_compat or IS_5 else "bf16"]
+
+
+@pytest.mark.parametrize("library", [transformers, hf_compat])
+def test_an_adapter_beside_the_default_one(library, tmp_path):
+    """The default adapter is loaded from a checkpoint that has another one in a folder; not by transformers 4.57."""
+    peft = pytest.importorskip("peft")
+
+    def adapted():
+        torch.manual_seed(0)
+        return peft.get_peft_model(nn.Sequential(nn.Linear(2, 2)), peft.LoraConfig(target_modules=["0"]))
+
+    saved, fresh = adapted(), adapted()
+    with torch.no_grad():
+        for name, weight in saved.named_parameters():
+            if "lora_B" in name:
+                weight.fill_(1.0)
+    saved.save_pretrained(str(tmp_path / "checkpoint"))
+    saved.save_pretrained(str(tmp_path / "checkpoint" / "adapter_model"))
+    trainer = library.Trainer(fresh, short_arguments(library, tmp_path / "out"), train_dataset=ListDataset([{}]))
+    trainer._load_from_checkpoint(str(tmp_path / "checkpoint"))
+    (loaded,) = (weight for name, weight in fresh.named_parameters() if "lora_B.default" in name)
+    assert (loaded == 1.0).all() == (library is hf_compat or IS_5)
+
+
+@pytest.mark.parametrize("library", [transformers, hf_compat])
+def test_arguments_made_between_two_runs(library, tmp_path):
+    """A Trainer trains again after a copy of its arguments was made, with which transformers resets what it uses."""
+    trainer = short_trainer(library, tmp_path)
+    trainer.train()
+    dataclasses.replace(trainer.args)
+    fails = pytest.raises(AttributeError, match="`AcceleratorState` object has no attribute")
+    with fails if library is transformers else contextlib.nullcontext():
+        assert trainer.train().global_step == 2
 
 
 def test_noise_with_a_model_init(tmp_path):

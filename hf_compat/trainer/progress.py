@@ -206,8 +206,8 @@ class RunCounters:
         """Begin the counts of a run whose state is ``state``."""
         self.initial_tokens = state.num_input_tokens_seen
         self.initial_step = self.last_logged_step = state.global_step
-        self.losses = losses
-        self.total_loss_scalar = 0.0
+        self.losses, self.total_loss_scalar = losses, 0.0
+        self._facts = None  # the model may have grown since the last run
 
     @property
     def tr_loss(self) -> Tensor | None:

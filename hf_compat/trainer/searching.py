@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from hf_compat.arguments.problems import OTHER_NAMES_OF_FIELDS, Problem, raise_a
 from hf_compat.arguments.releases import Semantics, effective_args
 from hf_compat.callbacks import NotebookProgressCallback, ProgressCallback
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
+from hf_compat.distributed.collectives import broadcast_object
 from hf_compat.errors import DataError, NotSupportedError, SearchError, described, is_installed, require_package
 from hf_compat.overriding import is_overridden
 
@@ -164,7 +166,7 @@ def objective_of(trainer: Trainer, metrics: dict[str, float]) -> Any:
         raise
 
 
-# The optuna backend: trials run one after another in this process.
+# The optuna backend: trials run one after another, each of them on all ranks. Rank 0 has the study.
 
 
 _OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
@@ -180,8 +182,8 @@ def run_optuna(
     n_trials: int,
     direction: str | list[str],
     **kwargs: Any,
-) -> BestRun | list[BestRun]:
-    """Return the best of ``n_trials`` trials; with several directions, all Pareto-optimal ones.
+) -> BestRun | list[BestRun] | None:
+    """Return the best of ``n_trials`` trials; with several directions, all Pareto-optimal ones; None but on rank 0.
 
     Args:
         trainer: A Trainer with a ``model_init``.
@@ -201,16 +203,35 @@ def run_optuna(
             f"`n_jobs={optimize['n_jobs']}` is not supported: parallel trials would share one Trainer. Remove it, and "
             "start several processes with the same `storage`, `study_name` and `load_if_exists=True` instead."
         )
+    if trainer.args.process_index > 0:
+        _follow_optuna(trainer, optimize.get("catch", ()))
+        return None
     directions = {"directions": direction} if isinstance(direction, list) else {"direction": direction}
     study = optuna.create_study(**directions, **kwargs)
-    study.optimize(lambda trial: _train_optuna_trial(trainer, trial), n_trials=n_trials, **optimize)
+
+    def objective(trial: Any) -> float | list[float]:
+        if trainer.args.world_size > 1:
+            trainer.hp_space(trial)  # draws the values
+            broadcast_object(optuna.trial.FixedTrial(trial.params, trial.number))
+        return _train_optuna_trial(trainer, trial)
+
+    study.optimize(objective, n_trials=n_trials, **optimize)
+    broadcast_object(None)
     if len(study.directions) > 1:
         return [best_run(str(trial.number), trial.values, trial.params) for trial in study.best_trials]
     best = study.best_trial
     return best_run(str(best.number), best.value, best.params)
 
 
-def _train_optuna_trial(trainer: Trainer, trial: optuna.Trial) -> float | list[float]:
+def _follow_optuna(trainer: Trainer, catch: type[Exception] | Iterable[type[Exception]]) -> None:
+    """Take part in the trials of rank 0 until it has no more; ``catch`` are the errors after which it goes on."""
+    ends_one = (_optuna().TrialPruned, *(catch if isinstance(catch, Iterable) else [catch]))
+    while (trial := broadcast_object(None)) is not None:
+        with suppress(*ends_one):
+            _train_optuna_trial(trainer, trial)
+
+
+def _train_optuna_trial(trainer: Trainer, trial: optuna.trial.BaseTrial) -> float | list[float]:
     """Train with the hyperparameters of ``trial`` and return the objective of the last evaluation.
 
     A trial that an error or the user ends keeps its model, as in transformers, since it may have ended the search.
@@ -230,7 +251,7 @@ def _train_optuna_trial(trainer: Trainer, trial: optuna.Trial) -> float | list[f
 
 
 def report_to_optuna(trainer: Trainer, trial: optuna.Trial, step: int, metrics: dict[str, float]) -> None:
-    """Report the objective at update step ``step`` to optuna; stop the training if the pruner says so.
+    """Report the objective at update step ``step`` to optuna; stop the training on all ranks if the pruner says so.
 
     Nothing is reported for several objectives, which optuna cannot prune, or for a trial without a study.
 
@@ -238,10 +259,11 @@ def report_to_optuna(trainer: Trainer, trial: optuna.Trial, step: int, metrics: 
         optuna.TrialPruned: If the trial is pruned, after ``on_train_end``.
     """
     optuna = _optuna()
-    if not hasattr(trial, "study") or len(trial.study.directions) > 1:
-        return
-    trial.report(trainer.objective, step)
-    if trial.should_prune():
+    prunes = False
+    if hasattr(trial, "study") and len(trial.study.directions) == 1:
+        trial.report(trainer.objective, step)
+        prunes = trial.should_prune()
+    if broadcast_object(prunes):  # the other ranks' trials have no study
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         raise optuna.TrialPruned(f"Pruned at update step {step}: the objective was {trainer.objective}.")
 
@@ -273,11 +295,17 @@ def run_ray(
             Trainer uses one; of ``progress_reporter``: a ``CLIReporter`` that shows the objective.
 
     Raises:
-        SearchError: If there are several directions; if the scheduler needs metrics during training and nothing is
-            evaluated then; if no trial reported an objective.
+        SearchError: If there are several directions or several ranks; if the scheduler needs metrics during training
+            and nothing is evaluated then; if no trial reported an objective.
     """
     if isinstance(direction, list):
         raise SearchError(f"`direction={direction!r}`: Ray Tune supports one objective only; use `backend='optuna'`.")
+    world_size = trainer.args.world_size
+    if world_size > 1:
+        raise SearchError(
+            f"`backend='ray'` is not supported with world size {world_size}: Ray starts a process for each trial. "
+            "Start a single one, or use `backend='optuna'`."
+        )
     tune = _tune()
     _check_scheduler(kwargs.get("scheduler"), trainer.args)
     kwargs.setdefault("resources_per_trial", {"cpu": 1, **({"gpu": 1} if trainer.args.n_gpu > 0 else {})})
@@ -373,7 +401,7 @@ class Backend:
     """A trial to its hyperparameters; the default search space."""
     values: Callable[[Any, Callable[[Any], dict[str, Any]]], dict[str, Any]]
     """A trial and the user's search space to the hyperparameters of the trial."""
-    run: Callable[..., BestRun | list[BestRun]]
+    run: Callable[..., BestRun | list[BestRun] | None]
     """``(trainer, n_trials, direction, **kwargs)``: runs the search."""
     report: Callable[[Any, Any, int, dict[str, float]], None]
     """``(trainer, trial, update step, metrics)``: called after each evaluation of a trial's training."""

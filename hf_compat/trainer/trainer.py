@@ -1449,7 +1449,7 @@ class Trainer(metaclass=CountsCounterparts):
         backend: str | HPSearchBackend | None = None,
         hp_name: Callable[[Any], str] | None = None,
         **kwargs: Any,
-    ) -> BestRun | list[BestRun]:
+    ) -> BestRun | list[BestRun] | None:
         """Train ``n_trials`` times with hyperparameters of a search library; return the best trial.
 
         Afterwards ``args`` have the last trial's values, and the Trainer has no model until the next ``train``.
@@ -1465,7 +1465,8 @@ class Trainer(metaclass=CountsCounterparts):
             **kwargs: Keywords of ``optuna.create_study`` and ``Study.optimize``, or of ``ray.tune.run``.
 
         Returns:
-            The best trial; with several objectives, the Pareto-optimal trials.
+            The best trial; with several objectives, the Pareto-optimal trials. With optuna on several ranks, which
+            train each trial together, None but on rank 0.
 
         Raises:
             NotSupportedError: If ``backend`` is not supported.
@@ -1480,12 +1481,6 @@ class Trainer(metaclass=CountsCounterparts):
                 "creates a new one for each trial."
             )
         searching.check_arguments(self, hp_space, compute_objective, direction)
-        world_size = self.args.world_size
-        if world_size > 1:
-            raise SearchError(
-                f"`hyperparameter_search` is not supported with world size {world_size}. Start a single "
-                "process, or use `backend='ray'`, which distributes the trials."
-            )
         start = self.lightning_backend.process_layout.start
         if start is not None:
             raise SearchError(

@@ -239,6 +239,17 @@ def test_adapter_for_evaluation(tmp_path):
 
 
 @PEFT_WARNINGS
+@pytest.mark.parametrize(("trains_on", "names"), [(True, ["default", "adapter_model"]), (False, ["default"])])
+def test_a_folder_of_an_adapter_that_the_model_lacks(tmp_path, trains_on, names):
+    """A folder becomes a new adapter where training continues, not for the best model, as in transformers 5.24."""
+    save_weights(lora(), tmp_path)
+    lora().save_pretrained(str(tmp_path / "adapter_model"))
+    fresh = lora()
+    load_weights(fresh, tmp_path, trains_on=trains_on)
+    assert list(fresh.peft_config) == names
+
+
+@PEFT_WARNINGS
 def test_adapter_of_another_shape(tmp_path):
     """An adapter that does not fit: the error names the file and the shapes."""
     save_weights(lora(), tmp_path)

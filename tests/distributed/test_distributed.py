@@ -44,6 +44,7 @@ QUICK = (
     "label_smoothing_with_adafactor",
     "grouping_by_length",
     "find_batch_size",
+    "search_with_two_objectives",
 )
 """Run under both libraries."""
 
@@ -74,6 +75,7 @@ THOROUGH = (
     "methods_are_called_in_order",
     "generation_in_evaluations",
     "find_batch_size_while_accumulating",
+    "search_the_default_space",
 )
 
 if UPSTREAM_RESUMES:
@@ -112,7 +114,7 @@ def finished(tmp_path_factory):
     if Version("5.17") <= HERE_RELEASE:
         own.append("ours:resume_batches_of_equal_cost_later")
     own += ["ours:nodes_with_a_shared_disk", "ours:unknown_error_in_the_background"]
-    own.append("ours:output_folder_becomes_a_file")
+    own += ["ours:output_folder_becomes_a_file", "ours:search_that_ends_early"]
     own += ["ours:nodes_without_a_shared_disk", "ours:streams_go_on_at_their_state"]
     own += ["ours:one_batch_is_gathered_as_objects", "ours:losses_of_a_model_that_averages_corrected"]
     own += [f"{library}:parameters_without_gradients" for library in ("upstream", "ours")]
@@ -280,6 +282,13 @@ def test_an_error_that_cannot_be_pickled(finished):
     """The process where it happened raises it, the other one tells of it."""
     texts = [outcome(finished, "unknown_error_in_the_background", "ours", rank).results[0]["value"] for rank in (0, 1)]
     assert texts == ["_OwnError: of my own", "CheckpointError: Rank 0 could not save: _OwnError: of my own"]
+
+
+def test_a_search_that_ends_early(finished):
+    """A pruned trial ends after an epoch on each process, and the search after three trials; the first has the best."""
+    for rank, best in ((0, ["0", 0.5, {"seed": 0}]), (1, None)):
+        kept = outcome(finished, "search_that_ends_early", "ours", rank).results
+        assert [each["value"] for each in kept] == [[0, 2.0], [1, 1.0], [2, 2.0], best]
 
 
 def test_an_output_folder_that_is_gone(finished):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,12 @@ def test_resumed_within_an_epoch(name, tmp_path):
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
 
 
-def thawed(folder: Path) -> dict[str, Any]:
+def thawed(folder: Path, **fields: Any) -> dict[str, Any]:
     """Return the weights of this rank after a run whose second epoch begins to train the backbone."""
     model = PlainModel()
     model.backbone = model.body[0]
-    args = TrainingArguments(str(folder), num_train_epochs=2, save_strategy="no", disable_tqdm=True, report_to="none")
+    fields |= {"num_train_epochs": 2, "save_strategy": "no", "disable_tqdm": True, "report_to": "none"}
+    args = TrainingArguments(str(folder), **fields)
     callbacks = [BackboneFinetuning(unfreeze_backbone_at_epoch=1)]
     keywords = {"default_root_dir": str(folder)}
     Trainer(model, args, None, ListDataset(vector_rows(64)), callbacks=callbacks, lightning=keywords).train()
@@ -81,3 +83,17 @@ def test_a_backbone_is_trained_by_all_ranks(tmp_path):
     """Gradients of what is unfrozen later are averaged too, though it was frozen when DDP was made."""
     first, second = run_on_gpus(thawed, tmp_path)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def warnings_without_search(folder: Path) -> list[str]:
+    """Return the warnings of such a run in which DDP does not look for unused parameters."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        thawed(folder, ddp_find_unused_parameters=False)
+    return [str(each.message) for each in caught]
+
+
+def test_a_backbone_that_each_rank_trains_alone(tmp_path):
+    """Where DDP does not look for unused parameters, the run warns."""
+    for found in run_on_gpus(warnings_without_search, tmp_path):
+        assert any("Those that BackboneFinetuning unfreezes later would differ between ranks" in each for each in found)

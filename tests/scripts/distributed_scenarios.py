@@ -529,6 +529,30 @@ def another_number_of_processes(kit: Kit) -> None:
 
 
 @shared
+def search_that_ends_early(kit: Kit) -> None:
+    """The pruner ends the second of nine trials at its first evaluation, and the study the search after the third."""
+    import optuna
+
+    class Second(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            return bool(trial.number == 1)
+
+    class Ends(kit.TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            kit.keep("end", [state.trial_params["seed"], state.epoch])
+
+    def space(trial: Any) -> dict[str, Any]:
+        if trial.number == 2 and hasattr(trial, "study"):
+            trial.study.stop()
+        return {"seed": trial.suggest_int("seed", trial.number, trial.number)}
+
+    fields = {"eval_strategy": "epoch", "num_train_epochs": 2}
+    trainer = plain(kit, fields=fields, model_init=lambda: kit.model(helpers.PlainModel), callbacks=[Ends()])
+    best = trainer.hyperparameter_search(space, lambda _: 0.5, n_trials=9, backend="optuna", pruner=Second())
+    kit.keep("best", best and [best.run_id, best.objective, best.hyperparameters])
+
+
+@shared
 def members_of_the_accelerator(kit: Kit) -> None:
     """What subclasses call on ``trainer.accelerator``, each with values that differ between the processes."""
     trainer = plain(kit)

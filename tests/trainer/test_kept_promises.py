@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import hf_compat
@@ -16,7 +17,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import HFCompatWarning
 from hf_compat.overriding import WarnOnce
 from tests.support import trainers
-from tests.support.helpers import CLASSES, WIDTH, ListDataset, PlainModel, vector_rows
+from tests.support.helpers import CLASSES, WIDTH, ListDataset, PlainModel, gpt2, vector_rows
 
 new_trainer = partial(
     trainers.new_trainer, rows=16, max_steps=4, save_strategy="no", logging_steps=1, per_device_train_batch_size=2
@@ -580,3 +581,20 @@ def test_a_model_that_an_evaluation_has_cast(evaluates, tmp_path):
     theirs = weights(transformers)
     assert {each.dtype for each in ours.values()} == {torch.bfloat16 if evaluates else torch.float32}
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize("library", [transformers, hf_compat], ids=lambda library: library.__name__)
+def test_operations_of_a_model_that_has_grown(library, tmp_path):
+    """A run counts the parameters that its model has as it begins, not those of the run before."""
+    model, rows = gpt2(), [{"input_ids": torch.tensor([5, 6, 7, 8]), "labels": torch.tensor([5, 6, 7, 8])}] * 8
+    fields = {"max_steps": 2, "per_device_train_batch_size": 2, "save_strategy": "no", "use_cpu": True}
+    quiet = {"report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
+    args = library.TrainingArguments(str(tmp_path), **fields, **quiet)
+    trainer = library.Trainer(model, args, train_dataset=rows)
+    found = []
+    for _ in range(2):
+        before = trainer.model.num_parameters(exclude_embeddings=True)
+        trainer.train()
+        found.append(trainer.state.total_flos / before)
+        trainer.model.added = nn.Linear(WIDTH, WIDTH)
+    assert found == [6 * 4 * 2 * 2] * 2

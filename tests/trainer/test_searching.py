@@ -122,6 +122,14 @@ def test_refusals(tmp_path, given, error, text):
     assert trainer.train().global_step == 2
 
 
+def test_ray_in_one_of_several_processes(tmp_path, monkeypatch):
+    """Ray starts the processes of the trials, so that it is refused where there are some already."""
+    trainer = searching_trainer(hf_compat, tmp_path)
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+    with pytest.raises(SearchError, match="`backend='ray'` is not supported with world size 2"):
+        trainer.hyperparameter_search(rates, n_trials=1, backend="ray")
+
+
 def test_a_search_without_data_to_evaluate_on(tmp_path):
     """It is refused before the first trial, not after it; one that evaluates in its own way is not."""
 
@@ -220,6 +228,22 @@ def test_the_pruner_ends_trials(tmp_path):
     ours = outcome(hf_compat, tmp_path / "ours")
     assert ours == outcome(transformers, tmp_path / "theirs")
     assert (ours[0].run_id, ours[0].objective, ours[1]) == ("2", 0.3, [3, 1, 3])
+
+
+@pytest.mark.parametrize("library", [transformers, hf_compat])
+def test_what_a_search_leaves(library, tmp_path):
+    """No model and no optimizer, whether the last trial was pruned or not; upstream's leaves more."""
+    left = []
+    for upper in (1.0, 0.0):
+        trainer = searching_trainer(library, tmp_path, eval_strategy="steps", eval_steps=1)
+        pruner = optuna.pruners.ThresholdPruner(upper=upper)
+        scores = iter([0.0, 0.0, 0.5, 0.5])
+        trainer.hyperparameter_search(
+            rates, lambda _, scores=scores: next(scores), n_trials=2, backend="optuna", pruner=pruner
+        )
+        left += [trainer.model is not None, trainer.optimizer is not None, trainer.lr_scheduler is not None]
+    theirs = library is transformers
+    assert left == [False, theirs, theirs, theirs, theirs, theirs]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

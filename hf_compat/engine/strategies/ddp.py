@@ -21,7 +21,7 @@ from hf_compat.engine.internals.strategies import register_communication_hooks
 from hf_compat.engine.process_layout import LaunchedEnvironment, ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.ddp_voting import vote_before_exchanges
-from hf_compat.errors import TrainerSetupError
+from hf_compat.errors import TrainerSetupError, warn_user
 from hf_compat.model_facts import is_pretrained_model
 
 if TYPE_CHECKING:
@@ -63,10 +63,16 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
         DDP averages the gradients of those parameters alone that can be trained as it is made.
         """
         callbacks = self.lightning_module.trainer.callbacks
-        thaws = any(isinstance(each, BaseFinetuning) for each in callbacks) and self._settings["find_unused_parameters"]
+        names = sorted({type(each).__name__ for each in callbacks if isinstance(each, BaseFinetuning)})
         frozen = [each for each in model.parameters() if not each.requires_grad and each.is_floating_point()]
-        for each in frozen if thaws else ():
-            each.requires_grad_(True)
+        if names and frozen and not self._settings["find_unused_parameters"]:
+            warn_user(
+                "`callbacks`: DDP averages the gradients of parameters that can be trained as it is made. Those that "
+                f"{', '.join(names)} unfreezes later would differ between ranks: set `ddp_find_unused_parameters=True`."
+            )
+        elif names:
+            for each in frozen:
+                each.requires_grad_(True)
         try:
             yield
         finally:
