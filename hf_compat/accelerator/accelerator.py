@@ -205,7 +205,7 @@ class Accelerator(ProcessState):
         self._optimizers: list[Any] = []
         self._schedulers: list[PreparedSchedule] = []
         self._dataloaders: list[PreparedDataLoader] = []
-        self._held: tuple[nn.Module, Any] | None = None
+        self._held: tuple[nn.Module | None, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_models": [], "_optimizers": [], "_schedulers": [], "_dataloaders": [], "_held": None}
@@ -592,17 +592,18 @@ class Accelerator(ProcessState):
         _add(self._models, model)
         return prepared
 
-    def hold(self, model: nn.Module, optimizer: Any = None) -> None:
+    def hold(self, model: nn.Module | None, optimizer: Any = None) -> None:
         """Count the Trainer's own model and optimizer among what is prepared, instead of those held before.
 
         Args:
-            model: The model; the wrapper of a sharded one.
+            model: The model; the wrapper of a sharded one; None if ``_wrap_model`` has wrapped it instead.
             optimizer: The optimizer; None in an evaluation ahead of a run.
         """
         before, self._held = self._held or (None, None), (model, optimizer)
-        self._models = [*(each for each in self._models if each is not before[0] and each is not model), model]
-        others = [each for each in self._optimizers if each is not before[1]]
-        self._optimizers = others if optimizer is None else [*others, optimizer]
+        others = [each for each in self._models if each is not before[0] and each is not model]
+        self._models = others if model is None else [*others, model]
+        rest = [each for each in self._optimizers if each is not before[1]]
+        self._optimizers = rest if optimizer is None else [*rest, optimizer]
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Return whether ``model`` has a ``device_map`` of several entries."""

@@ -194,7 +194,8 @@ class OptimizerStep:
             TrainerSetupError: If the Trainer has no optimizer.
         """
         self.stepped = trainer.optimizer
-        trainer.accelerator.hold(trainer.model_wrapped if self._shards_model else trainer.model, trainer.optimizer)
+        prepared = trainer.model_wrapped if self._shards_model else trainer.model
+        trainer.accelerator.hold(prepared if trainer.lightning_backend.model_is_prepared else None, trainer.optimizer)
         if strategy.engine is not None:
             return
         if trainer.optimizer is None:

@@ -149,7 +149,7 @@ def warn_of_narrowed_model(model: nn.Module, full: str | None, warn_once: WarnOn
         warn_once(
             f"`{field}_full_eval=True`: an evaluation before this run has cast the model to {full}, as in "
             "transformers: it is trained in that, so that small updates are rounded away. Train with a new Trainer and "
-            f"a model in float32, or set `{field}=True`, which evaluates without casting the weights."
+            f"a model in float32, or with `{field}=True` in place of it: that casts no weights."
         )
 
 

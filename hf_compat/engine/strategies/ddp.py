@@ -57,7 +57,7 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
             return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._settings)
 
     @contextmanager
-    def _frozen_for_now(self, model: nn.Module) -> Iterator[None]:
+    def _thawed(self, model: nn.Module) -> Iterator[None]:
         """Context for wrapping ``model``, in which what a ``BaseFinetuning`` has frozen can be trained.
 
         DDP averages the gradients of those parameters alone that can be trained as it is made.
@@ -115,7 +115,7 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
         """Wrap the model and pass the wrapper to the run."""
         module: Any = self.lightning_module
         vote()
-        with self._frozen_for_now(module.model):
+        with self._thawed(module.model):
             self.model = self.wrap(module.model)
         if is_attempting():
             vote_before_exchanges(self.model)

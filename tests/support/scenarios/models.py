@@ -45,7 +45,7 @@ def fp16_without_a_gpu(kit: Kit) -> None:
     train(kit, language_model(kit, fields=fields))
 
 
-@scenario(warns="`fp16=True`: .* on the CPU this run computes in float32")
+@scenario(warns="`fp16=True`: .* on the CPU this run computes in float32|`fp16_full_eval=True`: an evaluation before")
 def fp16_evaluation_without_a_gpu(kit: Kit) -> None:
     """What is cast for an evaluation is cast, whatever the precision of training."""
     trainer = classifier(kit, fields={"fp16": True, "fp16_full_eval": True, "use_cpu": False})
