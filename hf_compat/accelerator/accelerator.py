@@ -547,16 +547,12 @@ class Accelerator(ProcessState):
         self._optimizers.append(prepared)
         return prepared
 
-    @property
-    def _prepared_optimizers(self) -> list[PreparedOptimizer]:
-        """The optimizers that are prepared beside the run's own."""
-        return [optimizer for optimizer in self._optimizers if isinstance(optimizer, PreparedOptimizer)]
-
     def prepare_scheduler(self, scheduler: Any) -> PreparedSchedule:
         """Return ``scheduler`` so that it steps only where an update step ends, once for each rank."""
         if isinstance(scheduler, PreparedSchedule):
             return scheduler
-        prepared = PreparedSchedule(scheduler, self, self._prepared_optimizers)
+        besides = [optimizer for optimizer in self._optimizers if isinstance(optimizer, PreparedOptimizer)]
+        prepared = PreparedSchedule(scheduler, self, besides)
         self._schedulers.append(prepared)
         return prepared
 

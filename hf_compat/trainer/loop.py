@@ -300,22 +300,22 @@ class RunHooks(IdleHooks):
 
     def on_fit_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Load the states of optimizer and schedule, which the strategy has created."""
+        trainer, handler = self.trainer, self.trainer.callback_handler
         if type(pl_module).configure_optimizers is not HFModule.configure_optimizers:
             self.run.optimization.take_configured(pl_trainer)
-        if self.run.backend.model_is_prepared and not self.trainer.semantics.leaves_mode_to_training_step:
-            self.trainer.model.train()  # not a model in the wrapper of an earlier run
-        handler, trainer = self.trainer.callback_handler, self.trainer
+        if self.run.backend.model_is_prepared and not trainer.semantics.leaves_mode_to_training_step:
+            trainer.model.train()  # not a model in the wrapper of an earlier run
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         self.resume.load_optimizer(pl_trainer)
         self.optimizer_step.give_to(trainer, pl_trainer.strategy)  # type: ignore[arg-type]
-        decay_added_parameters(pl_trainer, self.trainer.args.weight_decay)
-        self.frozen.remember(self.trainer.model, self.run.backend.traits)
+        decay_added_parameters(pl_trainer, trainer.args.weight_decay)
+        self.frozen.remember(trainer.model, self.run.backend.traits)
         # As in Lightning, not in a resumed run.
         if self.loop_settings.sanity_batches != 0 and self.run.checkpoint is None:
             with self.run.backend.sanity_check():
                 self.evaluation.measure(self.run.ignore_keys)
         self.progress.start_clock()
-        self.trainer.model_wrapped.zero_grad()
+        trainer.model_wrapped.zero_grad()
 
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce the run."""

@@ -118,8 +118,8 @@ class LossSum:
         summed = self._value
         assert summed is not None, "set as the run begins"
         for loss, steps in self._added:
-            is_finite = loss.is_cpu and not loss.ndim and math.isfinite(loss.item())  # seen without four operations
-            if steps is not None and not is_finite:
+            # On the CPU a finite loss is seen without the four operations below.
+            if steps is not None and not (loss.is_cpu and not loss.ndim and math.isfinite(loss.item())):
                 # `where` instead of a branch, which would synchronise with the device. NaN and inf less themselves are
                 # NaN, which is not equal to itself: two kernels, where torch.isfinite launches four.
                 difference = loss - loss

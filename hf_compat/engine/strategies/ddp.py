@@ -64,15 +64,16 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
         """
         callbacks = self.lightning_module.trainer.callbacks
         names = sorted({type(each).__name__ for each in callbacks if isinstance(each, BaseFinetuning)})
-        frozen = [each for each in model.parameters() if not each.requires_grad and each.is_floating_point()]
-        if names and frozen and not self._settings["find_unused_parameters"]:
+        parameters = model.parameters() if names else ()
+        frozen = [each for each in parameters if not each.requires_grad and each.is_floating_point()]
+        if frozen and not self._settings["find_unused_parameters"]:
             warn_user(
                 "`callbacks`: DDP averages the gradients of parameters that can be trained as it is made. Those that "
                 f"{', '.join(names)} unfreezes later would differ between ranks: set `ddp_find_unused_parameters=True`."
             )
-        elif names:
-            for each in frozen:
-                each.requires_grad_(True)
+            frozen = []
+        for each in frozen:
+            each.requires_grad_(True)
         try:
             yield
         finally:
