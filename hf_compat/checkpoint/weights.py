@@ -360,9 +360,7 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
     """
     active = list(getattr(model, "active_adapters", ())) or [model.active_adapter]
     own = [(folder, "default" if children else active[0])] if adapter_file(folder) is not None else []
-    if (
-        not trains_on
-    ):  # as in transformers the best model gets no new adapters of a callback's folders; a resumed one does
+    if not trains_on:  # as in transformers, the best model gets no new adapters, while a run that resumes does
         children = tuple(child for child in children if child.name in model.peft_config)
     for path, name in (*own, *((child, child.name) for child in children)):
         file = adapter_file(path)
