@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 _LIGHTNING = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
@@ -263,6 +264,19 @@ def count_parameters(model: nn.Module, *, trainable_only: bool = False, over_all
     """
     counted = [item for item in model.parameters() if item.requires_grad or not trainable_only]
     return sum(int(getattr(item, "ds_numel", item.numel())) if over_all_ranks else item.numel() for item in counted)
+
+
+def sample_of_weights(model: nn.Module) -> Tensor:
+    """Return some elements of each parameter of this rank, in float32, on one device."""
+    parts: list[Tensor] = []
+    for parameter in model.parameters():
+        own = parameter.detach()
+        own = own.to_local() if hasattr(own, "to_local") else own
+        if type(own) not in (Tensor, nn.Parameter):  # quantized ones, which are not trained, have no plain elements
+            continue
+        corner = own[(slice(2),) * own.dim()].flatten()[:8]
+        parts.append((torch.view_as_real(corner).flatten() if corner.is_complex() else corner).float())
+    return torch.cat([part.to(parts[0].device, copy=True) for part in parts]).nan_to_num() if parts else torch.empty(0)
 
 
 def indivisible_heads(model: nn.Module, size: int) -> Iterator[tuple[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from hf_compat.arguments.enums import HubStrategy
 from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
-from hf_compat.errors import OutputFolderError
+from hf_compat.errors import MetricNameError, MetricsError, OutputFolderError, described
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -34,6 +35,31 @@ def notes_best_step(args: TrainingArguments, semantics: Semantics) -> bool:
     """Return whether the state has the update step of the best evaluation: where checkpoints are saved."""
     noted = ("steps", "epoch", "best") if semantics.best_strategy_sets_best_step else ("steps", "epoch")
     return args.save_strategy in noted
+
+
+def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> float:
+    """Return the value of ``metric_for_best_model``.
+
+    Raises:
+        MetricsError: If the evaluation returned no dict.
+        MetricNameError: If that lacks it.
+    """
+    if not isinstance(metrics, Mapping):
+        raise MetricsError(
+            f"`evaluate` returned {described(metrics)}, but a model is chosen by its metrics. Return what it computes."
+        )
+    wanted = args.metric_for_best_model
+    name = f"eval_{(wanted or 'loss').removeprefix('eval_')}"
+    if name not in metrics:
+        there = f"only {', '.join(metrics)}" if metrics else "and no other metric"
+        remedy = ", or use one of these" if metrics else ""
+        if name == "eval_loss":
+            remedy += f"; there is a loss if batches have labels, by the names in `label_names={args.label_names}`"
+        raise MetricNameError(
+            f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
+            f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."
+        )
+    return metrics[name]
 
 
 # Logging, evaluations, saves and the end of a run, as far as training arguments alone decide them.

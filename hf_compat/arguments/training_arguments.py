@@ -331,13 +331,13 @@ class TrainingArguments(metaclass=CountsCounterparts):
         "arguments/derived.py", "Branch that `push_to_hub` pushes to."
     )
     load_best_model_at_end: bool = option(False, "Load the best checkpoint when training ends.").done_in(
-        "trainer/saving.py", "The weights of the best checkpoint are loaded when training ends."
+        "trainer/run.py", "The weights of the best checkpoint are loaded when training ends."
     )
     metric_for_best_model: str | None = option(
         None,
         "Metric that determines the best checkpoint. Default: the loss.",
         Word("the name of a metric", may_be_empty=True),
-    ).done_in("trainer/saving.py", "The metric that determines the best checkpoint.")
+    ).done_in("arguments/derived.py", "The metric that determines the best checkpoint.")
     greater_is_better: bool | None = option(
         None, "Whether a larger metric is better. Default: False for a loss, otherwise True."
     ).done_in("arguments/derived.py", "Whether a larger metric is better.")

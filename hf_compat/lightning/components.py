@@ -29,6 +29,7 @@ from hf_compat.engine.internals.loops import disable_signal_handlers, is_fitting
 from hf_compat.engine.process_layout import slurm_signal
 from hf_compat.errors import DataError, TrainerSetupError
 from hf_compat.metrics import has_length
+from hf_compat.model_facts import sample_of_weights
 from hf_compat.optim.model_patches import activate_neftune, deactivate_neftune
 from hf_compat.trainer.preemption import (
     NOT_ALL_RANKS,
@@ -39,7 +40,6 @@ from hf_compat.trainer.preemption import (
     is_same_on_all_ranks,
     requeue,
 )
-from hf_compat.trainer.saving import sample_of_weights
 
 logger = logging.getLogger(__name__)
 

@@ -30,13 +30,9 @@ from hf_compat.trainer.loaders import is_carried_on
 from hf_compat.trainer.loss import NO_CONTEXT
 from hf_compat.trainer.optimization import OptimizerStep
 from hf_compat.trainer.preemption import Preemption
-from hf_compat.trainer.progress import (
-    log_start,
-    warn_of_changed_accumulation,
-)
+from hf_compat.trainer.progress import EvaluationTiming, log_start, warn_of_changed_accumulation
 from hf_compat.trainer.resume import Resume
 from hf_compat.trainer.run_warnings import is_inside_of_autocast, warn_of_untold_workers
-from hf_compat.trainer.saving import EvaluationTiming
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -262,7 +258,7 @@ class RunHooks(IdleHooks):
     def __init__(self, run: TrainingRun) -> None:
         trainer, settings = run.trainer, run.backend.loop_settings
         self.run, self.trainer, self.loop_settings = run, trainer, settings
-        self.progress, self.evaluation, self.saving, self.frozen = run.progress, run.evaluation, run.saving, run.frozen
+        self.progress, self.saving, self.frozen = run.progress, run.saving, run.frozen
         self.counters = run.counters
         self._undo = ExitStack()
         self.resume = Resume(trainer, run.checkpoint)
@@ -313,7 +309,7 @@ class RunHooks(IdleHooks):
         # As in Lightning, not in a resumed run.
         if self.loop_settings.sanity_batches != 0 and self.run.checkpoint is None:
             with self.run.backend.sanity_check():
-                self.evaluation.measure(self.run.ignore_keys)
+                self.run.evaluate(self.run.ignore_keys)
         self.progress.start_clock()
         trainer.model_wrapped.zero_grad()
 
@@ -391,7 +387,7 @@ class RunHooks(IdleHooks):
         """Save if code was interrupted; undo ``setup``: Lightning does not call ``teardown`` after an error."""
         if is_fitting(pl_trainer):
             if self.preemption is not None:
-                self.preemption.save_if_interrupted(keeps_weights=self.evaluation.keeps_weights())
+                self.preemption.save_if_interrupted(keeps_weights=self.run.keeps_weights())
             self.end()
 
     def end(self) -> None:

@@ -9,7 +9,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hf_compat.arguments.derived import epochs_to_train, make_output_folder, saves_checkpoints
 from hf_compat.arguments.fields import declared
@@ -29,14 +30,16 @@ from hf_compat.engine.lightning_callbacks import averages_weights, logging_by_st
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.process_layout import slurm_signal
+from hf_compat.errors import BatchSizeError
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.memory import WeakAttribute
-from hf_compat.model_facts import unwrap_model
+from hf_compat.metrics import speed_metrics
+from hf_compat.model_facts import sample_of_weights, unwrap_model
 from hf_compat.optim.prepared import share_states
 from hf_compat.overriding import call_override
 from hf_compat.plan import RunPlan
 from hf_compat.plan.plan import from_values, limited, samples_per_update_step
-from hf_compat.trainer.batch_size import with_smaller_batches
+from hf_compat.trainer.batch_size import is_out_of_memory, with_smaller_batches
 from hf_compat.trainer.loaders import share_sequences, warn_of_lost_steps
 from hf_compat.trainer.loop import RunHooks, UpdateLoop
 from hf_compat.trainer.optimization import RunOptimization
@@ -60,7 +63,7 @@ from hf_compat.trainer.run_warnings import (
     warn_of_unseeded_shuffle,
     warn_of_untold_epochs,
 )
-from hf_compat.trainer.saving import CheckpointSaving, TrainingEvaluation
+from hf_compat.trainer.saving import CheckpointSaving
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -125,7 +128,6 @@ class TrainingRun:
         checkpoint: The checkpoint to resume from; None for a run that starts from the beginning.
         watch: Records the signals on which the run saves and exits; None if nothing is saved.
         progress: Counts batches and update steps.
-        evaluation: Evaluates during training.
         saving: Saves checkpoints.
         frozen: Warns of parameters that a callback unfreezes.
         hooks: The script of the current or last fit; None before the first.
@@ -147,8 +149,9 @@ class TrainingRun:
         self.originals: dict[str, Callable[..., Any]] = {}
         self._is_finished = False
         self.optimization = RunOptimization(self, 0)
-        self.progress, self.evaluation = Progress(trainer, self.counters), TrainingEvaluation(self)
-        self.saving, self.frozen = CheckpointSaving(self), FrozenParameters(self.warn_once)
+        self.progress, self.saving = Progress(trainer, self.counters), CheckpointSaving(self)
+        self.frozen = FrozenParameters(self.warn_once)
+        self._weights_before: Tensor | None = None  # an evaluation that has not ended
         self.hooks: RunHooks | None = None
 
     # ---- the run ----
@@ -426,6 +429,80 @@ class TrainingRun:
         if stream is not None:
             content["stream"] = stream
         return content
+
+    def evaluate(self, ignore_keys: list[str] | None) -> dict[str, float]:
+        """Evaluate in the middle of a fit and return the metrics.
+
+        Args:
+            ignore_keys: Model outputs excluded from the predictions.
+
+        Raises:
+            BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
+        """
+        trainer = self.trainer
+        self._weights_before = sample_of_weights(trainer.model)
+        try:
+            metrics = call_override(trainer.evaluate, ignore_keys=ignore_keys)
+        except Exception as error:
+            self.exit_if_preempted()  # a signal may have ended loader workers
+            if trainer.args.auto_find_batch_size and is_out_of_memory(error):
+                raise BatchSizeError(
+                    "Evaluation hit an out-of-memory error: `auto_find_batch_size=True` only reduces the training "
+                    f"batch size. Set a `per_device_eval_batch_size` below {trainer.args.per_device_eval_batch_size}."
+                ) from error
+            raise
+        self._weights_before = None
+        return metrics  # type: ignore[no-any-return]
+
+    def keeps_weights(self) -> bool:
+        """Return whether the model has the weights of training, also where an evaluation has not come to its end.
+
+        Callbacks and overrides may evaluate others, such as averages, and put the former back afterwards.
+        """
+        before = self._weights_before
+        return before is None or torch.equal(before, sample_of_weights(self.trainer.model))
+
+    def finalize(self, num_train_samples: float, start_time: float) -> TrainOutput:
+        """Log the final metrics, load the best model, rotate, fire ``on_train_end``; return the run's result.
+
+        Args:
+            num_train_samples: Samples of the run.
+            start_time: When the run started, in seconds of ``time.time``.
+        """
+        trainer, counters = self.trainer, self.counters
+        logger.info("Training completed after %s update steps.", f"{trainer.state.global_step:,}")
+        if counters.tr_loss is not None:  # else nothing was trained
+            counters.total_loss_scalar += counters.tr_loss.item()
+        self.saving.finish()
+        loads_best = trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None
+        if loads_best and not trainer.semantics.loads_best_after_final_log:
+            trainer._load_best_model()
+        metrics = self._final_metrics(num_train_samples, start_time)
+        trainer.is_in_train = trainer.semantics.loads_best_after_final_log
+        counters.memory.stop_and_update_metrics(metrics, "train")
+        trainer.log(metrics)
+        if loads_best and trainer.semantics.loads_best_after_final_log:
+            trainer._load_best_model()
+        self.saving.rotate_finished(counters.trial)
+        trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        trainer._finish_current_push()
+        trainer.is_in_train = False  # not after an error, as in transformers
+        return TrainOutput(trainer.state.global_step, metrics["train_loss"], metrics)
+
+    def _final_metrics(self, num_train_samples: float, start_time: float) -> dict[str, Any]:
+        """Return speed metrics, floating-point operations and the mean loss of the run."""
+        trainer, state, counters = self.trainer, self.trainer.state, self.counters
+        if trainer.semantics.averages_over_session_steps:
+            done = steps = state.global_step - counters.initial_step
+            samples = num_train_samples * steps / max(state.max_steps, 1)
+        else:
+            steps, samples, done = state.max_steps, num_train_samples, state.global_step
+        tokens = counters.train_tokens
+        metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps, num_tokens=tokens)
+        trainer.store_flos()
+        metrics["total_flos"] = state.total_flos
+        metrics["train_loss"] = counters.total_loss_scalar / max(done, 0.001)
+        return metrics
 
     def set_output(self, output: TrainOutput) -> None:
         """Store the run's result."""

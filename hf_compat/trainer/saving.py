@@ -1,46 +1,29 @@
-"""Evaluations and saves during training, the best model, and the end of a run."""
+"""Saves during training: the files in their order, errors of the disk, the best checkpoint, what is kept."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hf_compat.arguments.derived import saves_checkpoints
 from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import CheckpointFile, Put, is_requested, written_side_by_side
-from hf_compat.data.windows import Window
-from hf_compat.distributed.oom_consensus import PacedVotes
-from hf_compat.errors import (
-    BatchSizeError,
-    CheckpointWriteError,
-    MetricNameError,
-    MetricsError,
-    described,
-)
+from hf_compat.errors import CheckpointWriteError
 from hf_compat.memory import WeakAttribute
-from hf_compat.metrics import speed_metrics
 from hf_compat.overriding import call_override, check_returned, is_overridden
-from hf_compat.plan.plan import EvaluationTimes, steps_between
 from hf_compat.state import export_states
 from hf_compat.trainer import model_files
-from hf_compat.trainer.batch_size import is_out_of_memory
-from hf_compat.trainer.outputs import TrainOutput
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.state import TrainerState
-    from hf_compat.trainer.progress import RunCounters
     from hf_compat.trainer.run import TrainingRun
     from hf_compat.trainer.searching import Trial
     from hf_compat.trainer.trainer import Trainer
@@ -48,32 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# The best evaluation, and its checkpoint.
-
-
-def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> float:
-    """Return the value of ``metric_for_best_model``.
-
-    Raises:
-        MetricsError: If the evaluation returned no dict.
-        MetricNameError: If that lacks it.
-    """
-    if not isinstance(metrics, Mapping):
-        raise MetricsError(
-            f"`evaluate` returned {described(metrics)}, but a model is chosen by its metrics. Return what it computes."
-        )
-    wanted = args.metric_for_best_model
-    name = f"eval_{(wanted or 'loss').removeprefix('eval_')}"
-    if name not in metrics:
-        there = f"only {', '.join(metrics)}" if metrics else "and no other metric"
-        remedy = ", or use one of these" if metrics else ""
-        if name == "eval_loss":
-            remedy += f"; there is a loss if batches have labels, by the names in `label_names={args.label_names}`"
-        raise MetricNameError(
-            f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
-            f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."
-        )
-    return metrics[name]
+# The best checkpoint, and where checkpoints are.
 
 
 def checked_output_dir(folder: Any) -> str:
@@ -289,179 +247,3 @@ def _overrides_on_save(callback: object) -> bool:
     function = getattr(type(callback), "on_save", None)
     # The method of the base class, ours or transformers', does nothing.
     return function is not None and function.__qualname__ != "TrainerCallback.on_save" and is_overridden(function)
-
-
-# Evaluations during training, and their times where no training argument can express them.
-
-
-class TrainingEvaluation:
-    """Evaluates, and remembers the weights until it is done.
-
-    Args:
-        run: The run.
-    """
-
-    _run: WeakAttribute[TrainingRun] = WeakAttribute()
-    _trainer: WeakAttribute[Trainer] = WeakAttribute()
-
-    def __init__(self, run: TrainingRun) -> None:
-        self._run, self._trainer = run, run.trainer
-        self._before: Tensor | None = None
-
-    def measure(self, ignore_keys: list[str] | None) -> dict[str, float]:
-        """Evaluate and return the metrics.
-
-        Args:
-            ignore_keys: Model outputs excluded from the predictions.
-
-        Raises:
-            BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
-        """
-        trainer = self._trainer
-        self._before = sample_of_weights(trainer.model)
-        try:
-            metrics = call_override(trainer.evaluate, ignore_keys=ignore_keys)
-        except Exception as error:
-            self._run.exit_if_preempted()  # a signal may have ended loader workers
-            if trainer.args.auto_find_batch_size and is_out_of_memory(error):
-                raise BatchSizeError(
-                    "Evaluation hit an out-of-memory error: `auto_find_batch_size=True` only reduces the training "
-                    f"batch size. Set a `per_device_eval_batch_size` below {trainer.args.per_device_eval_batch_size}."
-                ) from error
-            raise
-        self._before = None
-        return metrics  # type: ignore[no-any-return]
-
-    def keeps_weights(self) -> bool:
-        """Return whether the model has the weights of training, also where an evaluation has not come to its end.
-
-        Callbacks and overrides may evaluate others, such as averages, and put the former back afterwards.
-        """
-        return self._before is None or torch.equal(self._before, sample_of_weights(self._trainer.model))
-
-
-def sample_of_weights(model: nn.Module) -> Tensor:
-    """Return some elements of each parameter of this rank, in float32, on one device."""
-    parts: list[Tensor] = []
-    for parameter in model.parameters():
-        own = parameter.detach()
-        own = own.to_local() if hasattr(own, "to_local") else own
-        if type(own) not in (Tensor, nn.Parameter):  # quantized ones, which are not trained, have no plain elements
-            continue
-        corner = own[(slice(2),) * own.dim()].flatten()[:8]
-        parts.append((torch.view_as_real(corner).flatten() if corner.is_complex() else corner).float())
-    return torch.cat([part.to(parts[0].device, copy=True) for part in parts]).nan_to_num() if parts else torch.empty(0)
-
-
-class EvaluationTiming:
-    """Asks for an evaluation, by ``control.should_evaluate``, when one is due.
-
-    A fraction or a number of update steps is counted from the beginning of each epoch. A time is measured by each rank
-    from the end of its last evaluation; all evaluate once one finds that it is due, which they exchange
-    twice a second, and ten times within a shorter interval.
-
-    Args:
-        trainer: The Trainer.
-        times: When the run evaluates.
-    """
-
-    _trainer: WeakAttribute[Trainer] = WeakAttribute()
-
-    def __init__(self, trainer: Trainer, times: EvaluationTimes) -> None:
-        self._trainer = trainer
-        self._times = times
-        self._steps: int | None = None
-        self._evaluated_at = 0.0
-        self._was_due = False
-        interval = times.every.total_seconds() if isinstance(times.every, timedelta) else math.inf
-        self._votes = PacedVotes(min(0.5, interval / 10))
-
-    def begin(self) -> None:
-        """Count or measure from here."""
-        plan = self._trainer.run_plan
-        assert plan is not None, "a fit has a plan"
-        self._steps = steps_between(self._times, plan)
-        self._evaluated_at = time.monotonic()
-
-    def begin_window(self) -> None:
-        """Measure from here if there was an evaluation since the last update step."""
-        if self._was_due:
-            self._evaluated_at, self._was_due = time.monotonic(), False
-
-    def request_after_update(self, window: Window) -> None:
-        """Request an evaluation after the update step of ``window``, if it is due."""
-        trainer, times = self._trainer, self._times
-        if times.at_epoch_end:
-            return
-        is_due = self._is_time() if self._steps is None else self._is_step(window, self._steps)
-        if is_due and times.has_epoch(window.epoch) and trainer.state.global_step >= times.delay:
-            trainer.control.should_evaluate = True
-            self._was_due = True
-
-    def request_after_epoch(self, epoch: int) -> None:
-        """Request an evaluation after ``epoch``, if it is one with evaluations."""
-        trainer, times = self._trainer, self._times
-        if times.at_epoch_end and times.has_epoch(epoch) and (trainer.state.epoch or 0) >= times.delay:
-            trainer.control.should_evaluate = True
-
-    def _is_step(self, window: Window, steps: int) -> bool:
-        plan = self._trainer.run_plan
-        assert plan is not None, "a fit has a plan"
-        done = window.batches_before + len(window.batches)
-        return math.ceil(done / plan.accumulate) % steps == 0
-
-    def _is_time(self) -> bool:
-        assert isinstance(self._times.every, timedelta), "neither steps nor epochs count"
-        is_due = time.monotonic() - self._evaluated_at >= self._times.every.total_seconds()
-        timeout = self._trainer.args.ddp_timeout_delta
-        return bool(self._votes.max_over_ranks(self._trainer.state.global_step, int(is_due), timeout))
-
-
-# The end of training: final metrics, the best model, the checkpoints that are left, `on_train_end`.
-
-
-def finalize_training(trainer: Trainer, run: TrainingRun, num_train_samples: float, start_time: float) -> TrainOutput:
-    """Log the final metrics, load the best model, rotate, fire ``on_train_end``; return the run's result.
-
-    Args:
-        trainer: The Trainer.
-        run: The run, which waits for a checkpoint that is being saved, and deletes those that it no longer needs.
-        num_train_samples: Samples of the run.
-        start_time: When the run started, in seconds of ``time.time``.
-    """
-    counters, saving = run.counters, run.saving
-    logger.info("Training completed after %s update steps.", f"{trainer.state.global_step:,}")
-    if counters.tr_loss is not None:  # else nothing was trained
-        counters.total_loss_scalar += counters.tr_loss.item()
-    saving.finish()
-    loads_best = trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None
-    if loads_best and not trainer.semantics.loads_best_after_final_log:
-        trainer._load_best_model()
-    metrics = _final_metrics(trainer, counters, num_train_samples, start_time)
-    trainer.is_in_train = trainer.semantics.loads_best_after_final_log
-    counters.memory.stop_and_update_metrics(metrics, "train")
-    trainer.log(metrics)
-    if loads_best and trainer.semantics.loads_best_after_final_log:
-        trainer._load_best_model()
-    saving.rotate_finished(counters.trial)
-    trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-    trainer._finish_current_push()
-    trainer.is_in_train = False  # not after an error, as in transformers
-    return TrainOutput(trainer.state.global_step, metrics["train_loss"], metrics)
-
-
-def _final_metrics(
-    trainer: Trainer, counters: RunCounters, num_train_samples: float, start_time: float
-) -> dict[str, Any]:
-    """Return speed metrics, floating-point operations and the mean loss of the run."""
-    state = trainer.state
-    if trainer.semantics.averages_over_session_steps:
-        done = steps = state.global_step - counters.initial_step
-        samples = num_train_samples * steps / max(state.max_steps, 1)
-    else:
-        steps, samples, done = state.max_steps, num_train_samples, state.global_step
-    metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps, num_tokens=counters.train_tokens)
-    trainer.store_flos()
-    metrics["total_flos"] = state.total_flos
-    metrics["train_loss"] = counters.total_loss_scalar / max(done, 0.001)
-    return metrics

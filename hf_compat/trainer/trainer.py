@@ -130,7 +130,7 @@ from hf_compat.trainer.run import (
     prepare_strategy,
 )
 from hf_compat.trainer.run_warnings import warn_of_negative_plateau
-from hf_compat.trainer.saving import checked_output_dir, finalize_training, metric_for_best
+from hf_compat.trainer.saving import checked_output_dir
 from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
@@ -1049,19 +1049,19 @@ class Trainer(metaclass=CountsCounterparts):
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         """Evaluate, report to a hyperparameter search, and step a metric-based schedule."""
-        metrics = current_run(self).evaluation.measure(ignore_keys_for_eval)
+        metrics = current_run(self).evaluate(ignore_keys_for_eval)
         step = self.state.global_step
         call_override(self._report_to_hp_search, "trial step metrics", trial, step, metrics)
         scheduler: Any = self.lr_scheduler
         if steps_on_metric(scheduler) and not skip_scheduler:
-            metric = metric_for_best(self.args, metrics)
+            metric = derived.metric_for_best(self.args, metrics)
             warn_of_negative_plateau(scheduler, metric, self.warn_once)
             scheduler.step(metric)
         return metrics
 
     def _finalize_training(self, trial: Trial | None, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the final metrics, load the best model and fire ``on_train_end``; return the result."""
-        return finalize_training(self, current_run(self), num_train_samples, start_time)
+        return current_run(self).finalize(num_train_samples, start_time)
 
     def end(self) -> None:
         """Do nothing: Lightning closes the loggers after each run."""
@@ -1282,7 +1282,7 @@ class Trainer(metaclass=CountsCounterparts):
         args, state = self.args, self.state
         if args.metric_for_best_model is None:
             return False
-        value = metric_for_best(args, metrics)
+        value = derived.metric_for_best(args, metrics)
         if state.best_metric is None:
             state.best_metric = derived.worst_value(args)
         if not derived.is_better(args, value, state.best_metric):

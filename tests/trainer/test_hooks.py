@@ -4,7 +4,7 @@ import inspect
 import re
 
 from hf_compat import Trainer, TrainerCallback
-from hf_compat.trainer import loop, saving
+from hf_compat.trainer import loop, run, saving
 from hf_compat.trainer.loop import RunHooks, UpdateLoop
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.trainers import arguments
@@ -82,7 +82,7 @@ def test_the_script_is_what_runs(tmp_path, monkeypatch):
 
 def test_every_event_is_fired():
     """Each event of a run is fired in the files of its script, and no other event is named there."""
-    source = "".join(map(inspect.getsource, (loop, saving)))
+    source = "".join(map(inspect.getsource, (loop, run, saving)))
     fired = set(re.findall(r"callback_handler\.(on_\w+)\(", source))
     events = {name for name in vars(TrainerCallback) if name.startswith("on_")}
     assert fired == events - OUTSIDE
