@@ -1105,6 +1105,27 @@ def test_label_smoothing_of_a_model_without_a_config(tmp_path):
     assert short_trainer(hf_compat, tmp_path, label_smoothing_factor=0.1).train().global_step > 0
 
 
+def test_label_smoothing_of_a_compiled_language_model(tmp_path):
+    """It does not shift labels, as in transformers, and warns; corrected, it has the loss of a model that is not."""
+
+    def loss_of(library: Any, **fields: Any) -> float:
+        torch.manual_seed(0)
+        args = short_arguments(library, tmp_path, label_smoothing_factor=0.1, **fields)
+        model, tokens = gpt2(dropout=0.0), torch.arange(3, 9)
+        rows = ListDataset([{"input_ids": tokens, "labels": tokens}] * 8)
+        return library.Trainer(model, args, train_dataset=rows, eval_dataset=rows).evaluate()["eval_loss"]
+
+    plain, compiled = loss_of(hf_compat), {"torch_compile_backend": "eager"}
+    assert plain == loss_of(transformers)
+    try:
+        with pytest.warns(hf_compat.errors.HFCompatWarning, match="with `torch.compile`: .*its own token"):
+            unshifted = loss_of(hf_compat, **compiled)
+        assert unshifted == loss_of(transformers, **compiled) != plain
+        assert loss_of(hf_compat, semantics="corrected", **compiled) == plain
+    finally:
+        torch.compiler.reset()
+
+
 def test_a_plateau_without_a_named_metric(tmp_path):
     """It is told each `eval_loss`; transformers raises once it has evaluated."""
 

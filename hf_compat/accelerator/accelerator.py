@@ -606,14 +606,14 @@ class Accelerator(ProcessState):
         return has_device_map(model)
 
     def unwrap_model(
-        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:
-        """Return the model without the wrappers of the strategy, of ``DataParallel`` and of ``torch.compile``.
+        """Return the model without the wrappers of the strategy, of ``DataParallel`` and, if asked, ``torch.compile``.
 
         Args:
             model: The wrapped model.
             keep_fp32_wrapper: Whether its forward pass stays under autocast.
-            keep_torch_compile: Whether a model with no wrapper but ``torch.compile``'s is returned compiled.
+            keep_torch_compile: Whether a model with no wrapper but ``torch.compile``'s is returned as it is.
         """
         inner = unwrap_model(model)
         if not keep_fp32_wrapper:
@@ -629,7 +629,7 @@ class Accelerator(ProcessState):
         """
         if not unwrap and not self._backend.traits.shards_model:
             return model.state_dict()
-        return self.strategy.full_state_dict(self.unwrap_model(model))
+        return self.strategy.full_state_dict(self.unwrap_model(model, keep_torch_compile=False))
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Return as many Nones as ``objects``; forget what was prepared, and free unused memory."""

@@ -22,7 +22,7 @@ from hf_compat.distributed import collectives
 from hf_compat.engine.rank_mesh import CONTEXT_PARALLEL
 from hf_compat.engine.ring_attention import whole_sequences
 from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
-from hf_compat.model_facts import is_causal_lm, is_renamed_causal_lm, unwrap_peft
+from hf_compat.model_facts import is_causal_lm, is_compiled, is_renamed_causal_lm, unwrap_model, unwrap_peft
 from hf_compat.nested import Nested, map_nested
 from hf_compat.optim.optimizers import UPDATED_IN_BACKWARD
 from hf_compat.overriding import check_returned, is_overridden
@@ -38,8 +38,8 @@ NO_CONTEXT = nullcontext()
 """Entered by each batch, without one that is made for it."""
 
 _NOT_SHIFTED = (
-    "`label_smoothing_factor={}` with FSDP 2: transformers does not recognize a causal language model by the class "
-    "that FSDP 2 gives it, and compares each prediction with the label of its own token, not of the next one; so does "
+    "`label_smoothing_factor={}` with {}: transformers does not recognize a causal language model by the class "
+    "that {} gives it, and compares each prediction with the label of its own token, not of the next one; so does "
     "this run. Set `TrainingArguments(semantics='corrected')` to correct that."
 )
 _DIVIDED = (
@@ -158,13 +158,14 @@ def smoothed_loss(
     given: dict[str, Any] = {}
     if trainer.semantics.smoother_takes_item_count:
         given["num_items_in_batch"] = num_items_in_batch
-    unwrapped = trainer.accelerator.unwrap_model(model)
-    is_renamed = is_renamed_causal_lm(unwrapped)
+    inner = unwrap_model(model)
+    by = "FSDP 2" if is_renamed_causal_lm(inner) else "`torch.compile`"
+    is_renamed = by == "FSDP 2" or (is_compiled(model) and is_causal_lm(inner))
     if is_renamed and not trainer.semantics.corrected:
-        trainer.warn_once(_NOT_SHIFTED.format(trainer.args.label_smoothing_factor))
+        trainer.warn_once(_NOT_SHIFTED.format(trainer.args.label_smoothing_factor, by, by))
     elif is_renamed and trainer.get_cp_size() > 1:
         labels = inputs["shift_labels"]
-    elif is_renamed or is_causal_lm(unwrapped):
+    elif is_renamed or is_causal_lm(inner):
         given["shift_labels"] = True
     loss: Tensor = trainer.label_smoother(outputs, labels, **given)
     return loss

@@ -83,7 +83,7 @@ def save_model(
 def _save_sharded_weights(trainer: Trainer, folder: str, put: Put) -> None:
     """Save this rank's shards, and what lies beside them unless ``_save`` has saved it."""
     strategy, writes = trainer.lightning_backend.strategy, trainer.args.should_save
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     if strategy.gathers_weights:
         strategy.save_sharded_weights(model, folder, put)
         if writes:
@@ -107,7 +107,7 @@ def save_files(
     folder = Path(folder_or_default(trainer.args, output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("Saving model checkpoint to %s", final_name(str(folder)))
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     args = effective_args(trainer.args)
     options: dict[str, Any] = {"safe_serialization": args.save_safetensors}
     if installed_release() >= SINCE["names_main_process"]:
@@ -159,7 +159,7 @@ def state_dict_to_save(trainer: Trainer, *, writes: bool, is_held: bool = False)
     adapters = strategy.state_dict_of_adapters()
     if adapters is not None:
         return adapters
-    model = accelerator.unwrap_model(trainer.model)
+    model = accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     if is_held and strategy.copy_of_weights is clones_on_host and weights.reads_state_dict_alone(model):
         return model.state_dict() if writes else {}
     return accelerator.get_state_dict(trainer.model)
@@ -188,7 +188,7 @@ def load_weights(
     if trains_on:
         logger.info("Loading model from %s.", folder)
         warn_of_other_release(folder)
-    target = trainer.accelerator.unwrap_model(trainer.model if model is None else model)
+    target = trainer.accelerator.unwrap_model(trainer.model if model is None else model, keep_torch_compile=False)
     missing, unexpected = trainer.lightning_backend.strategy.load_weights(target, folder, trains_on=trains_on)
     return LoadResult(list(missing), list(unexpected))
 
@@ -272,7 +272,8 @@ def _warnings_of_unsaved(trainer: Trainer, optimizer: Any) -> Iterator[str]:
             "that resumes goes on with the reference of the beginning, and has other losses. Save and load "
             "`trainer.ref_model` yourself, in a callback's `on_save` and before `train`."
         )
-    for name, config in (getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", None) or {}).items():
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    for name, config in (getattr(model, "peft_config", None) or {}).items():
         start = getattr(config, "init_lora_weights", None)
         if isinstance(start, str) and start.startswith("pissa_niter"):
             yield (
@@ -305,7 +306,7 @@ def write_model_card(trainer: Trainer, described: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, summary.to_model_card())
     if existing.get("library_name") == "peft":  # a card that peft wrote when saving: peft updates it
-        inner: Any = trainer.accelerator.unwrap_model(trainer.model)
+        inner: Any = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         inner.create_or_update_model_card(str(folder))
 
 

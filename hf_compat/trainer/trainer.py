@@ -457,7 +457,7 @@ class Trainer(metaclass=CountsCounterparts):
         self, model: nn.Module, training: bool = True, dataloader: Iterable[Any] | None = None
     ) -> nn.Module:
         """Return ``model`` in ``DataParallel`` with several GPUs in this process; the strategy wraps it otherwise."""
-        is_wrapped = self.accelerator.unwrap_model(model) is not model
+        is_wrapped = self.accelerator.unwrap_model(model, keep_torch_compile=False) is not model
         return model if is_wrapped or self.args.n_gpu < 2 else replicated(model)
 
     def _align_special_tokens(self) -> None:

@@ -108,6 +108,16 @@ def compiled(kit: Kit) -> None:
         torch.compiler.reset()
 
 
+@scenario(warns="label_smoothing_factor=0.1` with `torch.compile`")
+def smoothed_labels_of_a_compiled_model(kit: Kit) -> None:
+    """Those of a causal language model are not shifted, in training and in evaluations."""
+    fields = {"torch_compile_backend": "eager", "label_smoothing_factor": 0.1, "eval_strategy": "epoch"}
+    try:
+        train(kit, language_model(kit, fields=fields, model=helpers.gpt2()))
+    finally:
+        torch.compiler.reset()
+
+
 @scenario()
 def gradient_checkpointing(kit: Kit) -> None:
     fields = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
