@@ -143,12 +143,20 @@ def _thawing_problems(callbacks: Sequence[Callback]) -> Iterable[str]:
 def monitor_warnings(callbacks: Sequence[Callback]) -> Iterable[str]:
     """Yield what to say of names that ``callbacks`` monitor, or have in names of files, and that no Trainer logs.
 
-    Of their hooks, too, that are misspelt, or of Lightning 1, and of files that are judged by an older evaluation.
+    Of their hooks, too, that are misspelt, or of Lightning 1, of files that are judged by an older evaluation, and of
+    those that lack the average.
 
     A script may log them itself, so that they are not refused.
     """
+    average = averages_weights(callbacks)
     for callback in callbacks:
         yield from misspelt_events(callback, Callback)
+        if average and isinstance(callback, ModelCheckpoint) and callback.save_weights_only:
+            yield (
+                f"`callbacks`: {_name(callback)} has `save_weights_only=True`: its files have the weights of the last "
+                f"update step, as in Lightning, and not the average of {average}, which is evaluated. Leave it out, or "
+                "load the run's own checkpoints, which have the average."
+            )
         monitor = getattr(callback, "monitor", None)
         if saves_by_steps(callback) and str(monitor).startswith("eval_"):
             yield (

@@ -41,6 +41,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from safetensors.torch import load_file
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback
@@ -604,6 +605,30 @@ def test_files_that_are_judged_by_an_older_evaluation(tmp_path):
     assert names_of(tmp_path / "best") == [f"step=4-eval_loss={losses[2]:.6f}.ckpt"]
     trainer_with(tmp_path, best())  # nothing is said of it
     trainer_with(tmp_path, ModelCheckpoint(monitor="loss", every_n_train_steps=4))
+
+
+def test_files_of_weights_alone_beside_an_average(tmp_path):
+    """They have the weights of the last update step, as Lightning's; checkpoints have the average. It warns once."""
+    files = partial(ModelCheckpoint, monitor="eval_loss", save_weights_only=True)
+    settings = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4, "max_steps": 4}
+    with pytest.warns(HFCompatWarning, match="and not the average of EMAWeightAveraging, which is evaluated"):
+        trainer = trainer_with(tmp_path, EMAWeightAveraging(decay=0.5), files(tmp_path / "best"), **settings)
+    trained = []
+    trainer.add_callback(LambdaCallback(on_train_batch_end=lambda _, module, *rest: trained.append(copies(module))))
+    trainer.train()
+    (name,) = names_of(tmp_path / "best")
+    weights = torch.load(tmp_path / "best" / name, weights_only=True)["state_dict"]
+    saved = load_file(tmp_path / "checkpoint-4" / "model.safetensors")
+    assert all(torch.equal(value, trained[-1][key]) for key, value in weights.items())
+    assert not all(torch.equal(value, weights[f"model.{key}"]) for key, value in saved.items())
+    with pytest.warns(HFCompatWarning, match="and not the average"):
+        trainer_with(tmp_path, EMAWeightAveraging(decay=0.5)).add_callback(files())
+    trainer_with(tmp_path, files())  # nothing is said of it
+
+
+def copies(module):
+    """Return copies of the weights of ``module``."""
+    return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 @pytest.mark.parametrize("monitor", ["eval_loss", "eval_f1", "loss", "grad_norm", "learning_rate", "my_score", "value"])

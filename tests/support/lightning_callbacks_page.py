@@ -108,7 +108,8 @@ SUPPORT: dict[str, Row] = {
     "TQDMProgressBar": Row("Counts update steps, beside transformers' bar unless `disable_tqdm=True`."),
     "WeightAveraging": Row(
         "Averages the weights: evaluations, checkpoints and the model after the run have the average. A resumed run "
-        "continues with both weights and average.",
+        "continues with both weights and average. Files of a `ModelCheckpoint` with `save_weights_only=True` have the "
+        "weights alone, as in Lightning, with a warning.",
         refuses=_SHARDED,
     ),
 }
