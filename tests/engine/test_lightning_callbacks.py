@@ -626,6 +626,36 @@ def test_files_of_weights_alone_beside_an_average(tmp_path):
     trainer_with(tmp_path, files())  # nothing is said of it
 
 
+@pytest.mark.parametrize(
+    ("begins", "said", "first"),
+    [
+        ({"update_starting_at_step": 7}, "until then evaluations and checkpoints have the weights", "untrained"),
+        ({"update_starting_at_epoch": 2}, "which delays nothing, as in Lightning", "averaged"),
+    ],
+    ids=["step", "epoch"],
+)
+def test_an_average_that_begins_late(begins, said, first, tmp_path):
+    """The first checkpoint has what the first evaluation is of, the weights of the beginning or an average of all."""
+    with pytest.warns(HFCompatWarning, match=said):
+        trainer = trainer_with(tmp_path, EMAWeightAveraging(decay=0.5, **begins), max_steps=3)
+    weights = copies(trainer.model)
+    trainer.train()
+    saved = load_file(tmp_path / "checkpoint-3" / "model.safetensors")
+    is_untrained = all(torch.equal(value, weights[name]) for name, value in saved.items())
+    assert is_untrained == (first == "untrained")
+
+
+def test_an_average_that_begins_where_it_is_to(tmp_path):
+    """Nothing is said of one at the ends of epochs, or of a callback that decides by itself."""
+
+    class Own(EMAWeightAveraging):
+        def should_update(self, step_idx=None, epoch_idx=None):
+            return False
+
+    trainer_with(tmp_path, EMAWeightAveraging(update_starting_at_epoch=2, update_every_n_steps=0))
+    trainer_with(tmp_path, Own(update_starting_at_step=7))
+
+
 def copies(module):
     """Return copies of the weights of ``module``."""
     return {name: value.clone() for name, value in module.state_dict().items()}
