@@ -225,7 +225,8 @@ class Resume:
         return (
             resumed,
             ResumePosition(epoch, done, batches, batches_left),
-            ResumeOffset(epoch, uncounted, other_windows=True),
+            # In a later pass of a stream without a length the windows may be the same.
+            ResumeOffset(epoch, uncounted, other_windows=not saved.has_windows_of(plan)),
         )
 
     def _stream_of(self, position: DataPosition, plan: RunPlan, loader: Iterable[Any]) -> PreparedDataLoader | None:
