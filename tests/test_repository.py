@@ -147,7 +147,7 @@ def test_a_finding_has_the_form_of_all(path):
     head, _, program = text.partition('\n. "$(dirname "$0")/common.sh"\n')
     assert [label for label in ("Versions:", "Behaviour:", "Seen:", "Date:") if f"\n# {label}" not in head] == []
     (packages,) = re.findall(r"^install (.*)$", program, re.MULTILINE)
-    assert all(re.fullmatch(r"[a-z-]+==[\d.]+", package) for package in packages.split())
+    assert all(re.fullmatch(r"[a-z0-9-]+==[\d.]+", package) for package in packages.split())
     assert all(package.replace("==", " ") in head.replace("\n#", "").replace("  ", "") for package in packages.split())
     assert re.search("assert|SystemExit", program)
     assert "hf_compat" not in program

@@ -482,7 +482,8 @@ def doubtful_values(args: TrainingArguments) -> Iterator[str]:
     """Yield what a Trainer that is made warns of: values that mean the opposite of what they say."""
     for item in fields(args):
         value = getattr(args, item.name)
-        if isinstance(item.default, bool) and isinstance(value, str) and value.lower() in _SAYS_NO:
+        is_switch = isinstance(item.default, bool) or str(item.type) == "bool | None"
+        if is_switch and isinstance(value, str) and value.lower() in _SAYS_NO:
             yield f"`{item.name}={value!r}` is a text, which counts as True, as in transformers. Set False, unquoted."
 
 

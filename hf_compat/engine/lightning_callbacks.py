@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import (
     Checkpoint,
     DeviceStatsMonitor,
     EarlyStopping,
+    EMAWeightAveraging,
     LearningRateMonitor,
     ModelCheckpoint,
     ModelPruning,
@@ -143,10 +144,12 @@ def _thawing_problems(callbacks: Sequence[Callback]) -> Iterable[str]:
 def monitor_warnings(callbacks: Sequence[Callback]) -> Iterable[str]:
     """Yield what to say of names that ``callbacks`` monitor, or have in names of files, and that no Trainer logs.
 
-    Of their hooks, too, that are misspelt, or of Lightning 1, and of files that are judged by an older evaluation.
+    Of their hooks, too, that are misspelt, or of Lightning 1, of files that are judged by an older evaluation, and of
+    averages.
 
     A script may log them itself, so that they are not refused.
     """
+    yield from _average_warnings(callbacks)
     for callback in callbacks:
         yield from misspelt_events(callback, Callback)
         monitor = getattr(callback, "monitor", None)
@@ -166,6 +169,33 @@ def monitor_warnings(callbacks: Sequence[Callback]) -> Iterable[str]:
                     "and, with `eval_` before their names, what `compute_metrics` returns, and training logs `loss`, "
                     "`grad_norm` and `learning_rate`."
                 )
+
+
+def _average_warnings(callbacks: Sequence[Callback]) -> Iterable[str]:
+    """Yield what to say of averages of ``callbacks`` that are not in a file, or do not begin where they seem to."""
+    average = averages_weights(callbacks)
+    for callback in callbacks:
+        name = f"`callbacks`: {_name(callback)}"
+        if average and isinstance(callback, ModelCheckpoint) and callback.save_weights_only:
+            yield (
+                f"{name} has `save_weights_only=True`: its files have the weights of the last update step, as in "
+                f"Lightning, and not the average of {average}, which is evaluated. Leave it out, or load the run's own "
+                "checkpoints, which have the average."
+            )
+        if getattr(type(callback), "should_update", None) is not EMAWeightAveraging.should_update:
+            continue
+        ema: Any = callback
+        if ema.update_starting_at_step:
+            yield (
+                f"{name} has `update_starting_at_step={ema.update_starting_at_step}`: until then evaluations and "
+                "checkpoints have the weights with which the run begins, as in Lightning. Set `eval_delay` as well."
+            )
+        elif ema.update_starting_at_epoch and ema.update_every_n_steps > 0:
+            yield (
+                f"{name} has `update_starting_at_epoch={ema.update_starting_at_epoch}`, which delays nothing, as in "
+                "Lightning: update steps are averaged from the first on, and from that epoch on its end once more. Set "
+                "`update_starting_at_step`, or `update_every_n_steps=0` to average at the ends of epochs alone."
+            )
 
 
 def _names_watched(callback: Callback) -> Iterable[tuple[str, str]]:

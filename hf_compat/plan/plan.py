@@ -40,7 +40,9 @@ class RunPlan:
     num_train_samples: float
     """Samples of the whole run, for the speeds in the final log."""
     samples_per_update_step: int
-    """Samples per update step, over all devices and the window."""
+    """Samples per update step, over all devices and the window; as in transformers, as if no batch were shared."""
+    ranks_of_batch: int = 1
+    """Ranks among which each batch is split; 1 where every rank has batches of its own."""
 
     @property
     def has_length(self) -> bool:
@@ -50,7 +52,7 @@ class RunPlan:
     @property
     def samples_per_batch(self) -> int:
         """Samples in one batch, over all devices."""
-        return self.samples_per_update_step // self.accumulate
+        return self.samples_per_update_step // (self.accumulate * self.ranks_of_batch)
 
     def with_epoch_of(self, batches: int) -> RunPlan:
         """Return the plan of an epoch of the run that has ``batches`` batches per device."""
@@ -385,6 +387,8 @@ class DataPosition:
     """Batches in a full window."""
     other_windows: bool = False
     """Whether earlier update steps were made with other windows, so that their number does not tell the position."""
+    ranks_of_batch: int = 1
+    """As of the plan; 0 if not known, of a release that counted the samples of a shared batch once for each rank."""
 
     @classmethod
     def after(cls, plan: RunPlan, epoch: int, batches: int, offset: ResumeOffset) -> Self:
@@ -397,10 +401,17 @@ class DataPosition:
             offset: Samples that ``batches`` does not count.
         """
         size = plan.samples_per_batch
+        others = (size, plan.accumulate, offset.other_windows, plan.ranks_of_batch)
         if batches >= plan.batches_per_epoch:
-            return cls(epoch + 1, 0, size, plan.accumulate, offset.other_windows)
-        samples = batches * size + (offset.samples if epoch == offset.epoch else 0)
-        return cls(epoch, samples, size, plan.accumulate, offset.other_windows)
+            return cls(epoch + 1, 0, *others)
+        return cls(epoch, batches * size + (offset.samples if epoch == offset.epoch else 0), *others)
+
+    def counted_once(self, plan: RunPlan) -> Self:
+        """Return the position in samples counted once; where the ranks are not known, by those of ``plan``."""
+        if self.ranks_of_batch or plan.ranks_of_batch == 1:
+            return self
+        ranks = plan.ranks_of_batch
+        return replace(self, samples=self.samples // ranks, samples_per_batch=self.samples_per_batch // ranks)
 
     def at_next_epoch(self) -> Self:
         """Return the position at the start of the next epoch, after one that was ended early."""
@@ -430,7 +441,8 @@ class DataPosition:
             ValueError: If ``saved`` is not such a dict.
         """
         names = [item.name for item in fields(cls)]
-        values = {"other_windows": True, **saved} if isinstance(saved, Mapping) else {}  # older ones lack it
+        older = {"other_windows": True, "ranks_of_batch": 0}  # which lack these
+        values = {**older, **saved} if isinstance(saved, Mapping) else {}
         if sorted(values) != sorted(names) or type(values["other_windows"]) is not bool:
             raise ValueError(f"not a position in the data: {saved!r:.200}")
         if not all(type(values[name]) in (int, bool) and values[name] >= 0 for name in names):

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -661,9 +661,26 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
     processing = trainer.processing_class
     if isinstance(processing, str) or (isinstance(processing, type) and hasattr(processing, "from_pretrained")):
         trainer.warn_once(_not_loaded(processing))
+    else:
+        for text in _unknown_tokens(getattr(processing, "tokenizer", processing)):
+            trainer.warn_once(text)
     is_stream = isinstance(trainer.train_dataset, IterableDataset)
     for text in setup_notes(trainer.args, trainer.semantics, is_stream=is_stream):
         logger.info(text)
+
+
+def _unknown_tokens(tokenizer: Any) -> Iterator[str]:
+    """Yield what to say of a pad token and an end of ``tokenizer`` that its vocabulary does not have."""
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    for name, meaning in (("pad_token", "padding, which no loss contains"), ("eos_token", "ends of texts")):
+        if unknown is not None and getattr(tokenizer, f"{name}_id", None) == unknown:
+            token = str(getattr(tokenizer, name))
+            if token != str(tokenizer.unk_token):
+                yield (
+                    f"`processing_class` has `{name}={token!r}`, which is not in its vocabulary, and therefore the "
+                    f"unknown token: unknown words count as {meaning}. Call "
+                    f"`add_special_tokens({{{name!r}: {token!r}}})`, and resize the embeddings of the model."
+                )
 
 
 def _not_loaded(processing: str | type) -> str:

@@ -138,6 +138,7 @@ class Resume:
             return plan, None, ResumeOffset()
         args = self._trainer.args
         saved = None if args.ignore_data_skip else self._checkpoint.lightning("position", DataPosition.from_dict)
+        saved = saved and saved.counted_once(plan)
         if saved is None or saved.agrees(plan, self._trainer.state.global_step):
             return plan, self._start_at(plan, loader, done, saved), ResumeOffset()
         if saved.has_windows_of(plan) and plan.has_length:
@@ -224,7 +225,8 @@ class Resume:
         return (
             resumed,
             ResumePosition(epoch, done, batches, batches_left),
-            ResumeOffset(epoch, uncounted, other_windows=True),
+            # In a later pass of a stream without a length the windows may be the same.
+            ResumeOffset(epoch, uncounted, other_windows=not saved.has_windows_of(plan)),
         )
 
     def _stream_of(self, position: DataPosition, plan: RunPlan, loader: Iterable[Any]) -> PreparedDataLoader | None:

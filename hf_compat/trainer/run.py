@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -409,6 +409,8 @@ class TrainingRun:
         older = () if by_batches else (samples,)
         values = call_override(trainer.set_initial_training_values, names, args, loader, *older)
         plan = from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
+        if trainer.accelerator.split_batches:
+            plan = replace(plan, ranks_of_batch=trainer.accelerator.data_parallel_size)
         return limited(plan, self.backend.limits, num_train_epochs=epochs_to_train(args))
 
     def lightning_state(self) -> dict[str, Any]:

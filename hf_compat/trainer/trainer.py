@@ -490,9 +490,9 @@ class Trainer(metaclass=CountsCounterparts):
         )
         if problems:
             raise TrainerSetupError("\n  ".join(problems))
-        for text in monitor_warnings(found):
-            self.warn_once(text)
         backend.callbacks += found
+        for text in monitor_warnings(backend.callbacks):
+            self.warn_once(text)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove the first callback that is, or is an instance of, ``callback``; return it, None if there is none."""

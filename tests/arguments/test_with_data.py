@@ -46,6 +46,7 @@ def test_copies_that_block(config, pins, count):
     [
         ({"bf16_full_eval": "False"}, "`bf16_full_eval='False'` is a text, which counts as True"),
         ({"load_best_model_at_end": "no", "eval_strategy": "steps"}, "`load_best_model_at_end='no'` is a text"),
+        ({"metric_for_best_model": "f1", "greater_is_better": "false"}, "`greater_is_better='false'` is a text"),
         ({"bf16_full_eval": "True"}, None),
         ({}, None),
     ],

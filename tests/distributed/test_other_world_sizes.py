@@ -91,3 +91,15 @@ def test_again_and_again(begun, tmp_path):
         )
     for name in strategies:
         assert samples(tmp_path / name) == Counter(dict.fromkeys(range(ROWS), 3)), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "accumulated"), [(1, 1), (2, 2)])
+def test_each_sample_once_of_split_batches(tmp_path, processes, accumulated):
+    """A batch that two ranks share is counted once: one rank, or other windows, go on at the sample after it."""
+    fields = {"accelerator_config": {"split_batches": True}}
+    train_elastically([request(tmp_path, until=3, fields=fields)], processes=2)
+    fields["gradient_accumulation_steps"] = accumulated
+    train_elastically([request(tmp_path, fields=fields)], processes=processes)
+    assert samples(tmp_path) == Counter(dict.fromkeys(range(ROWS), 2))
+    assert len(logs(tmp_path)) == 3 + (15 + 18) // accumulated + accumulated // 2

@@ -41,6 +41,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from safetensors.torch import load_file
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback
@@ -604,6 +605,60 @@ def test_files_that_are_judged_by_an_older_evaluation(tmp_path):
     assert names_of(tmp_path / "best") == [f"step=4-eval_loss={losses[2]:.6f}.ckpt"]
     trainer_with(tmp_path, best())  # nothing is said of it
     trainer_with(tmp_path, ModelCheckpoint(monitor="loss", every_n_train_steps=4))
+
+
+def test_files_of_weights_alone_beside_an_average(tmp_path):
+    """They have the weights of the last update step, as Lightning's; checkpoints have the average. It warns once."""
+    files = partial(ModelCheckpoint, monitor="eval_loss", save_weights_only=True)
+    settings = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4, "max_steps": 4}
+    with pytest.warns(HFCompatWarning, match="and not the average of EMAWeightAveraging, which is evaluated"):
+        trainer = trainer_with(tmp_path, EMAWeightAveraging(decay=0.5), files(tmp_path / "best"), **settings)
+    trained = []
+    trainer.add_callback(LambdaCallback(on_train_batch_end=lambda _, module, *rest: trained.append(copies(module))))
+    trainer.train()
+    (name,) = names_of(tmp_path / "best")
+    weights = torch.load(tmp_path / "best" / name, weights_only=True)["state_dict"]
+    saved = load_file(tmp_path / "checkpoint-4" / "model.safetensors")
+    assert all(torch.equal(value, trained[-1][key]) for key, value in weights.items())
+    assert not all(torch.equal(value, weights[f"model.{key}"]) for key, value in saved.items())
+    with pytest.warns(HFCompatWarning, match="and not the average"):
+        trainer_with(tmp_path, EMAWeightAveraging(decay=0.5)).add_callback(files())
+    trainer_with(tmp_path, files())  # nothing is said of it
+
+
+@pytest.mark.parametrize(
+    ("begins", "said", "first"),
+    [
+        ({"update_starting_at_step": 7}, "until then evaluations and checkpoints have the weights", "untrained"),
+        ({"update_starting_at_epoch": 2}, "which delays nothing, as in Lightning", "averaged"),
+    ],
+    ids=["step", "epoch"],
+)
+def test_an_average_that_begins_late(begins, said, first, tmp_path):
+    """The first checkpoint has what the first evaluation is of, the weights of the beginning or an average of all."""
+    with pytest.warns(HFCompatWarning, match=said):
+        trainer = trainer_with(tmp_path, EMAWeightAveraging(decay=0.5, **begins), max_steps=3)
+    weights = copies(trainer.model)
+    trainer.train()
+    saved = load_file(tmp_path / "checkpoint-3" / "model.safetensors")
+    is_untrained = all(torch.equal(value, weights[name]) for name, value in saved.items())
+    assert is_untrained == (first == "untrained")
+
+
+def test_an_average_that_begins_where_it_is_to(tmp_path):
+    """Nothing is said of one at the ends of epochs, or of a callback that decides by itself."""
+
+    class Own(EMAWeightAveraging):
+        def should_update(self, step_idx=None, epoch_idx=None):
+            return False
+
+    trainer_with(tmp_path, EMAWeightAveraging(update_starting_at_epoch=2, update_every_n_steps=0))
+    trainer_with(tmp_path, Own(update_starting_at_step=7))
+
+
+def copies(module):
+    """Return copies of the weights of ``module``."""
+    return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 @pytest.mark.parametrize("monitor", ["eval_loss", "eval_f1", "loss", "grad_norm", "learning_rate", "my_score", "value"])

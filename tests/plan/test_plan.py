@@ -1,12 +1,13 @@
 """The numbers of a run: update steps, epochs, windows."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from hf_compat.errors import DataError
-from hf_compat.plan import build_plan
+from hf_compat.plan import DataPosition, ResumeOffset, build_plan
 from hf_compat.plan.plan import epochs_for, from_values, to_values, update_steps_for, update_steps_per_epoch
 
 
@@ -102,3 +103,21 @@ def test_values_of_either_release_stand_for_the_plan(settings, plans_by_batches)
         assert values[4:6] == (epochs_decide, settings["batches"])
     samples = None if plans_by_batches else 8 * accumulate
     assert from_values(values, accumulate=accumulate, samples_per_update_step=samples) == original
+
+
+def test_a_batch_that_ranks_share_is_counted_once():
+    """Two ranks share each batch of four, for which transformers counts eight: three of them are twelve samples."""
+    shared = replace(plan(batches=10, accumulate=2), ranks_of_batch=2)
+    position = DataPosition.after(shared, 1, 3, ResumeOffset())
+    assert (position.samples, position.samples_per_batch) == (12, 4)
+    assert DataPosition.from_dict(position.to_dict()) == position.counted_once(shared) == position
+    assert DataPosition.after(shared, 1, 4, ResumeOffset()).agrees(shared, global_step=5 + 2)
+
+
+def test_a_position_of_the_first_release_counts_a_shared_batch_for_each_rank():
+    """Without the number of ranks they are taken to be those that go on; where each has its own nothing changes."""
+    own = plan(batches=10, accumulate=2)
+    before = DataPosition.from_dict({"epoch": 1, "samples": 32, "samples_per_batch": 8, "accumulate": 2})
+    once = before.counted_once(replace(own, ranks_of_batch=2))
+    assert (once.samples, once.samples_per_batch) == (16, 4)
+    assert before.counted_once(own) == before

@@ -69,7 +69,11 @@ SUPPORT: dict[str, Row] = {
         "given.",
         refuses=_WITHOUT_EVALUATION,
     ),
-    "EMAWeightAveraging": Row("As `WeightAveraging`.", refuses=_SHARDED),
+    "EMAWeightAveraging": Row(
+        "As `WeightAveraging`. Until `update_starting_at_step` evaluations and checkpoints have the weights of the "
+        "beginning, and `update_starting_at_epoch` alone delays nothing, as in Lightning, with a warning.",
+        refuses=_SHARDED,
+    ),
     "LambdaCallback": Row("Calls its functions, in all hooks except those listed below."),
     "LearningRateMonitor": Row(
         f"{_LOGS}: the rate of that step. With `logging_interval='epoch'` at the first update step of each epoch. "
@@ -108,7 +112,8 @@ SUPPORT: dict[str, Row] = {
     "TQDMProgressBar": Row("Counts update steps, beside transformers' bar unless `disable_tqdm=True`."),
     "WeightAveraging": Row(
         "Averages the weights: evaluations, checkpoints and the model after the run have the average. A resumed run "
-        "continues with both weights and average.",
+        "continues with both weights and average. Files of a `ModelCheckpoint` with `save_weights_only=True` have the "
+        "weights alone, as in Lightning, with a warning.",
         refuses=_SHARDED,
     ),
 }

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
 import hf_compat
@@ -637,6 +638,30 @@ def test_a_tokenizer_that_is_not_loaded(tmp_path):
         with pytest.raises(error, match="save_pretrained"):
             trainer.train()
         assert trainer.state.global_step == 2
+
+
+def words(**tokens):
+    """Return a tokenizer of two words and an unknown one."""
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", **tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"), [("pad_token", "padding"), ("eos_token", "ends of texts")], ids=["pad", "end"]
+)
+def test_a_token_that_the_vocabulary_lacks(name, meaning, tmp_path):
+    """It is the unknown token, as in transformers, and the constructor warns; not if it is added, or meant to be."""
+    tokenizer = words()
+    setattr(tokenizer, name, "<new>")
+    assert getattr(tokenizer, f"{name}_id") == tokenizer.unk_token_id
+    for given in (tokenizer, SimpleNamespace(tokenizer=tokenizer)):  # or a processor that has it
+        with pytest.warns(HFCompatWarning, match=f"unknown words count as {meaning}"):
+            two_step_trainer(hf_compat, tmp_path, processing_class=given)
+    tokenizer.add_special_tokens({name: "<new>"})
+    assert getattr(tokenizer, f"{name}_id") == 3
+    for given in (tokenizer, words(), words(**{name: "<unk>"})):
+        two_step_trainer(hf_compat, tmp_path, processing_class=given)
 
 
 def test_classes_in_the_place_of_instances(tmp_path):

@@ -307,17 +307,20 @@ class EndsEpoch(TrainerCallback):
         control.should_epoch_stop = control.should_epoch_stop or state.global_step == self.step
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("callbacks", [[], [EndsEpoch(4)]], ids=["after its end", "after a callback ended it"])
-def test_resuming_a_stream_that_began_again(callbacks, tmp_path):
-    """A stream goes on in the pass that it was in, also where its windows are the same."""
-    fields = {"data": Stream, "per_device_train_batch_size": 2, "max_steps": 12, "save_steps": 9}
-    whole, resumed = (seeing_trainer(tmp_path / name, **fields) for name in ("whole", "rest"))
-    for trainer in (whole, resumed):
+def test_resuming_a_stream_that_began_again(callbacks, workers, tmp_path):
+    """A stream goes on in the pass that it was in, also where its windows are the same, and when resumed once more."""
+    fields = {"data": Stream, "per_device_train_batch_size": 2, "max_steps": 12, "save_steps": 1}
+    fields["dataloader_num_workers"] = workers
+    whole, *resumed = (seeing_trainer(tmp_path / name, **fields) for name in ("whole", "rest", "rest of the rest"))
+    for trainer in (whole, *resumed):
         for callback in callbacks:
             trainer.add_callback(callback)
     whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-9"))
-    assert resumed.seen == whole.seen[9:]
+    for trainer, before, step in zip(resumed, ("whole", "rest"), (9, 11), strict=True):
+        trainer.train(resume_from_checkpoint=str(tmp_path / before / f"checkpoint-{step}"))
+        assert trainer.seen == whole.seen[step:]
 
 
 @pytest.mark.parametrize("step", [2, 4, 9], ids=["where it ended", "in the next epoch", "at the next epoch's end"])
