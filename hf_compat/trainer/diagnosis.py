@@ -502,6 +502,9 @@ _ADVICE = {
     r"features \(`labels` in this case\)": "`data_collator`: the default one pads the model's inputs, not labels. "
     "Pass `DataCollatorForTokenClassification(tokenizer)`, for a label of each token, or "
     "`DataCollatorForSeq2Seq(tokenizer, model)`, for texts.",
+    r"features \(`(?!labels`)\w+` in this case\)": "That column has texts, None, or lists that are not padded. Number "
+    "texts that are classes, `dataset.class_encode_column('label')`, and leave others out, as "
+    "`remove_unused_columns=True` does.",
     r"has no attribute 'gradient_checkpointing_enable'": "`activation_checkpointing=True`: only models of transformers "
     "have it. Remove the field, and call `torch.utils.checkpoint.checkpoint` in the model's forward.",
     r"Cannot handle batch sizes > 1 if no padding token": "Set `model.config.pad_token_id = tokenizer.pad_token_id`, "

@@ -69,6 +69,10 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
         remedy = ", or use one of these" if metrics else ""
         if name == "eval_loss":
             remedy += f"; there is a loss if batches have labels, by the names in `label_names={args.label_names}`"
+        elif metrics and not any(key.endswith("loss") for key in metrics):
+            remedy += (
+                f"; that is called if batches have labels, in a column `labels` or by `label_names={args.label_names}`"
+            )
         raise MetricNameError(
             f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
             f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."

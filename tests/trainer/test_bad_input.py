@@ -1049,6 +1049,31 @@ def test_what_is_no_dataset(dataset, said, parent, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "name", "said", "parent"),
+    [
+        ("dev", None, "the string 'dev'. Load it", TypeError),
+        ({"dev": vector_rows(4)}, "test", "'test', but `eval_dataset` of the Trainer has only dev. Pass", KeyError),
+        (SPLITS["train"], "test", "'test', but `eval_dataset` of the Trainer is .* Dataset. Pass", ValueError),
+        (None, "test", "'test', but `eval_dataset` of the Trainer is None. Pass", TypeError),
+    ],
+    ids=["a name", "another name", "no dict", "none"],
+)
+def test_a_name_of_no_dataset(given, name, said, parent, tmp_path):
+    """A string that names no dataset of the Trainer is an error of upstream's class, with the names that there are."""
+    trainer = Trainer(PlainModel(), arguments(tmp_path), eval_dataset=given)
+    with pytest.raises(DatasetTypeError, match=f"The dataset for evaluation is {said}|.*{said}") as caught:
+        trainer.evaluate(name)
+    assert isinstance(caught.value, parent)
+
+
+def test_lightnings_name_of_the_checkpoint(tmp_path):
+    """`train(ckpt_path=...)`, as of Lightning's `fit`, says what the argument is called here."""
+    trainer = Trainer(PlainModel(), arguments(tmp_path))
+    with pytest.raises(TypeError, match=r"unexpected keyword arguments: ckpt_path\. Pass .* `resume_from_checkpoint`"):
+        trainer.train(ckpt_path="last")
+
+
+@pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda trainer, _: trainer.train(), "`train_dataset` .* set `per_device_train_batch_size`, .*`get_train_"),

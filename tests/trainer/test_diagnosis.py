@@ -256,6 +256,9 @@ def test_the_best_model_without_labels(tmp_path):
     fields = {**SAVES, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
     with pytest.raises(MetricNameError, match=r"no `eval_loss`.* by the names in `label_names=None`"):
         new_trainer(tmp_path, Scores, train_dataset=rows, **fields).train()
+    fields["metric_for_best_model"] = "f1"  # which `compute_metrics` would return
+    with pytest.raises(MetricNameError, match=r"no `eval_f1`.* called if batches have labels, in a column `labels`"):
+        new_trainer(tmp_path, Scores, train_dataset=rows, **fields).train()
 
 
 @pytest.mark.parametrize(

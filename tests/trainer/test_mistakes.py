@@ -247,6 +247,15 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
         lambda *run: train_two_steps(*run, model=t5(), rows=[{"input_ids": [5]}] * 8),
         "Tokenize the target",
     ),
+    "labels that are texts": (
+        lambda *run: train_two_steps(
+            *run,
+            model=bert_classifier(),
+            rows=[{"input_ids": [5], "label": "good"}] * 8,
+            processing_class=helpers.tokenizer(),
+        ),
+        r"^That column has texts.* `dataset.class_encode_column\('label'\)`",
+    ),
     "labels of tokens that are not padded": (
         lambda *run: train_two_steps(*run, model=token_classifier(), rows=RAGGED, processing_class=helpers.tokenizer()),
         r"Pass `DataCollatorForTokenClassification\(tokenizer\)`",
