@@ -493,4 +493,7 @@ def read_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     except ParserError:
         raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # brackets in brackets exhaust the stack
-        raise ParserError(f"`{os.fspath(path)}` cannot be read: {' '.join(str(error).split())}") from error
+        told = getattr(error, "strerror", None) or " ".join(
+            str(error).split()
+        )  # an OSError's own text repeats the path
+        raise ParserError(f"`{os.fspath(path)}` cannot be read: {told}") from error

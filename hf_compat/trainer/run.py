@@ -16,6 +16,7 @@ from hf_compat.arguments.fields import declared
 from hf_compat.arguments.process_facts import full_evaluation_precision
 from hf_compat.arguments.releases import effective_args
 from hf_compat.checkpoint import finding, publish
+from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.states import CheckpointReader, parameter_names
 from hf_compat.data.loader import PreparedDataLoader, check_is_loader
@@ -29,6 +30,7 @@ from hf_compat.engine.lightning_callbacks import averages_weights, logging_by_st
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.process_layout import slurm_signal
+from hf_compat.errors import CheckpointError
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.memory import WeakAttribute
 from hf_compat.model_facts import unwrap_model
@@ -168,6 +170,13 @@ class TrainingRun:
                 self._resume_batch_size(self.checkpoint)
             with self._watching_signals(), quiet_progress_bars() if self.trainer.args.push_to_hub else nullcontext():
                 yield self
+        except CheckpointError as error:
+            if self.checkpoint is not None and (reason := incomplete_reason(self.checkpoint.folder)):
+                error.add_note(
+                    f"`resume_from_checkpoint={self.checkpoint.path!r}`: the checkpoint is incomplete: {reason} Pass "
+                    "'auto', or True, for the newest complete one in `output_dir`, or another one."
+                )
+            raise
         finally:
             self._end()
 
