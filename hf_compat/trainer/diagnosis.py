@@ -437,6 +437,18 @@ def _data(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str
         )
 
 
+def _samples(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
+    field = "eval_dataset" if evaluates else "train_dataset"
+    if "'list' object has no attribute 'keys'" in str(error):
+        given = getattr(trainer, field)
+        sample = next(iter(given.values()))[0] if isinstance(given, dict) else given[0]
+        if not isinstance(sample, Mapping):
+            yield (
+                f"`{field}`: a sample is {described(sample)}, but the tokenizer pads dicts. Return a dict of its "
+                "`input_ids` and `labels`, or pass a `data_collator` that makes a batch of such samples."
+            )
+
+
 def _memory(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         return
@@ -518,5 +530,5 @@ def _advice(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[s
     yield from (advice for pattern, advice in _ADVICE.items() if re.search(pattern, told))
 
 
-_OF_RUNS = (_removed, _control, _optimizer, _data, _memory, _predictions, _advice)
+_OF_RUNS = (_removed, _control, _optimizer, _data, _memory, _predictions, _advice, _samples)
 """Kinds of mistakes, as functions of an error, the Trainer and whether it evaluates."""

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,7 +56,7 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
     """Return the value of ``metric_for_best_model``.
 
     Raises:
-        MetricsError: If the evaluation returned no dict.
+        MetricsError: If the evaluation returned no dict, or several numbers by that name.
         MetricNameError: If that lacks it.
     """
     if not isinstance(metrics, Mapping):
@@ -76,6 +77,11 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
         raise MetricNameError(
             f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
             f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."
+        )
+    if math.prod(shape := np.shape(metrics[name])) > 1:
+        raise MetricsError.also(RuntimeError, ValueError)(
+            f"`metric_for_best_model={wanted!r}`: `{name}` is {described(metrics[name])} of shape {tuple(shape)}, but "
+            "a model is chosen by one number. Return it from `compute_metrics`, such as `value.mean().item()`."
         )
     return metrics[name]
 
