@@ -243,6 +243,11 @@ def _find_call(
     function: Callable[..., Any], is_bound: bool, positional: tuple[str, ...], named: tuple[str, ...]
 ) -> _Call:
     signature = _signature(function, is_bound=is_bound)
+    if positional[:2] == ("model", "inputs") and "batch_idx" in signature.by_position[:2]:
+        raise OverrideError(
+            f"`{function.__qualname__}({', '.join(signature.by_position)})` has the parameters of a LightningModule's. "
+            f"A Trainer's is another method: take `{', '.join([*positional, *named])}`."
+        )
     passed = named if signature.takes_any_name else tuple(name for name in named if name in signature.known)
     if signature.takes(len(positional), passed):
         return _Call(len(positional), passed, is_upstreams=passed == named)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.deepspeed import config_in_use, deepspeed_problems
-from hf_compat.arguments.fields import declared
+from hf_compat.arguments.fields import DeclaredField, declared
 from hf_compat.arguments.fsdp import fsdp_problems
 from hf_compat.arguments.parallelism import parallelism_problems, read_sequence_parallelism
 from hf_compat.arguments.problems import Number, Problem, nearest_value
@@ -480,11 +480,16 @@ def setup_warnings(args: TrainingArguments) -> Iterator[str]:
 
 def doubtful_values(args: TrainingArguments) -> Iterator[str]:
     """Yield what a Trainer that is made warns of: values that mean the opposite of what they say."""
+    found: dict[str, list[str]] = {}  # one field by its names
     for item in fields(args):
         value = getattr(args, item.name)
-        is_switch = isinstance(item.default, bool) or str(item.type) == "bool | None"
-        if is_switch and isinstance(value, str) and value.lower() in _SAYS_NO:
-            yield f"`{item.name}={value!r}` is a text, which counts as True, as in transformers. Set False, unquoted."
+        is_flag = isinstance(item.default, bool) or str(item.type) == "bool | None"
+        if is_flag and isinstance(value, str) and value.lower() in _SAYS_NO:
+            effect = item.effect if isinstance(item, DeclaredField) else None
+            name = effect.target if effect is not None and effect.handling == "alias" else item.name
+            found.setdefault(name, []).append(f"`{item.name}={value!r}`")
+    for names in found.values():
+        yield f"{', '.join(names)} is a text, which counts as True, as in transformers. Set False, unquoted."
 
 
 _SAYS_NO = ("false", "no", "off", "0")

@@ -41,7 +41,7 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
     """Return the value of ``metric_for_best_model``.
 
     Raises:
-        MetricsError: If the evaluation returned no dict.
+        MetricsError: If the evaluation returned no dict, or several numbers by that name.
         MetricNameError: If that lacks it.
     """
     if not isinstance(metrics, Mapping):
@@ -55,9 +55,19 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
         remedy = ", or use one of these" if metrics else ""
         if name == "eval_loss":
             remedy += f"; there is a loss if batches have labels, by the names in `label_names={args.label_names}`"
+        elif metrics and not any(key.endswith("loss") for key in metrics):
+            remedy += (
+                f"; that is called if batches have labels, in a column `labels` or by `label_names={args.label_names}`"
+            )
         raise MetricNameError(
             f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
             f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."
+        )
+    shape = tuple(getattr(metrics[name], "shape", ()))
+    if math.prod(shape) > 1:
+        raise MetricsError.also(RuntimeError, ValueError)(
+            f"`metric_for_best_model={wanted!r}`: `{name}` is {described(metrics[name])} of shape {shape}, but "
+            "a model is chosen by one number. Return it from `compute_metrics`, such as `value.mean().item()`."
         )
     return metrics[name]
 

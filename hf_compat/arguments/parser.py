@@ -493,4 +493,6 @@ def read_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     except ParserError:
         raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # brackets in brackets exhaust the stack
-        raise ParserError(f"`{os.fspath(path)}` cannot be read: {' '.join(str(error).split())}") from error
+        # The text of an OSError itself has the path once more.
+        told = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ParserError(f"`{os.fspath(path)}` cannot be read: {told}") from error

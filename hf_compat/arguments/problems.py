@@ -74,7 +74,8 @@ _MIN_SIMILARITY = 0.6
 _SHORTEST_BEGINNING = 3
 """Characters of a wrong value from which it is compared with the beginnings of others."""
 _OF_TRAINER = [
-    *("callbacks", "compute_metrics", "data_collator", "eval_dataset", "model", "model_init", "optimizers"),
+    *("args", "callbacks", "compute_loss_func", "compute_metrics", "data_collator", "eval_dataset", "lightning"),
+    *("model", "model_init", "optimizer_cls_and_kwargs", "optimizers", "preprocess_logits_for_metrics"),
     *("processing_class", "tokenizer", "train_dataset"),
 ]
 _ELSEWHERE = {

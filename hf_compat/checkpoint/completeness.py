@@ -283,6 +283,8 @@ def incomplete_reason(path: str | os.PathLike[str], *, as_saved: bool = False) -
             return "the folder does not exist."
         marker = read_marker(folder)
         if marker is None or TRAINER_STATE_NAME in marker.files:
+            if not (folder / TRAINER_STATE_NAME).is_file():
+                return f"`{TRAINER_STATE_NAME}` is missing."
             read_json_object(folder / TRAINER_STATE_NAME)
         if marker is None:
             return next(_damage_of_unmarked(folder), None)

@@ -108,7 +108,10 @@ def find_checkpoint(
     reason = incomplete_reason(path, as_saved=True)
     if reason is not None:  # a file may have been deleted on purpose; damaged files are refused when they are read
         logger.warning(
-            "`resume_from_checkpoint=%s`: the checkpoint is incomplete or was modified after saving: %s", path, reason
+            "`resume_from_checkpoint=%s`: the checkpoint is incomplete or was modified after saving: %s. If it cannot "
+            "be read, pass another one, or True for the newest complete one.",
+            path,
+            reason.removesuffix("."),
         )
     return path
 

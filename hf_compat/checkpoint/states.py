@@ -547,8 +547,7 @@ class CheckpointReader:
         """Return the content of ``trainer_state.json``, a new object each time.
 
         Raises:
-            CheckpointError: If the file is not a trainer state.
-            FileNotFoundError: If there is no such file.
+            CheckpointError: If the file is not a trainer state, or missing.
         """
         return copy.deepcopy(self._read_state()[0])
 
@@ -556,14 +555,19 @@ class CheckpointReader:
         """Return the fields that a run sets and ``trainer_state.json``, of an older release, does not have.
 
         Raises:
-            CheckpointError: If the file is not a trainer state.
-            FileNotFoundError: If there is no such file.
+            CheckpointError: If the file is not a trainer state, or missing.
         """
         return self._read_state()[1]
 
     def _read_state(self) -> tuple[TrainerState, list[str]]:
         if self._state is None:
-            self._state = TrainerState.load_with_missing(self.folder / names.TRAINER_STATE_NAME)
+            path = self.folder / names.TRAINER_STATE_NAME
+            if not path.is_file():
+                raise CheckpointError.also(FileNotFoundError)(
+                    f"`{path}` is missing: no run can be resumed without it. For a new run from the weights alone, "
+                    "pass the folder to `from_pretrained`."
+                )
+            self._state = TrainerState.load_with_missing(path)
         return self._state
 
     def lightning(self, name: str, read: Callable[[Any], _T]) -> _T | None:

@@ -86,11 +86,12 @@ def describe_checkpoints(folder: str | os.PathLike[str], *, verify: bool = False
             ``lightning.json``; without them sizes, headers, the syntax of JSON files and torch's own checksums.
 
     Raises:
-        CheckpointError: If the folder does not exist.
+        CheckpointError: If it is no folder.
     """
     place = Path(folder)
     if not place.is_dir():
-        raise CheckpointError(f"`{place}` does not exist; pass the output folder of a run or one of its checkpoints.")
+        what = "is no folder" if place.exists() else "does not exist"
+        raise CheckpointError(f"`{place}` {what}; pass the output folder of a run or one of its checkpoints.")
     itself = checkpoint_at(place)
     checkpoints = list_checkpoints(place) if itself is None else [itself]
     described = [_describe(checkpoint, verify=verify) for checkpoint in checkpoints]

@@ -75,7 +75,8 @@ def consolidate(
 def _sharded_weights(folder: Path) -> Path:
     """Return the folder with the shards in the checkpoint ``folder``; the error says what else to use."""
     if not folder.is_dir():
-        raise CheckpointError(f"`{folder}` does not exist; pass a checkpoint with sharded weights.")
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise CheckpointError(f"`{folder}` {what}; pass a checkpoint with sharded weights.")
     sharded = distributed_files.sharded_weights(folder)
     if sharded is not None:
         return sharded

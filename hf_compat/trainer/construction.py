@@ -265,8 +265,11 @@ def _collator_problems(trainer: Trainer) -> list[str]:
         return [f"`data_collator`: {name} is a class. Pass an instance of it, `{name}(...)`."]
     if callable(collator):
         return []
-    has_old_name = callable(getattr(collator, "collate_batch", None))
-    remedy = "Rename its `collate_batch` to `__call__`." if has_old_name else "Pass a function of a list of samples."
+    remedy = "Pass a function of a list of samples."
+    if callable(getattr(collator, "collate_batch", None)):
+        remedy = "Rename its `collate_batch` to `__call__`."
+    elif not isinstance(collator, str) and (hasattr(collator, "__getitem__") or hasattr(collator, "__iter__")):
+        remedy = "Of a Trainer's arguments it is the third: pass a dataset by name, `train_dataset=...`."
     return [
         f"`data_collator`: {type(collator).__name__} cannot be called, but it should be a simple callable. {remedy}"
     ]

@@ -437,6 +437,18 @@ def _data(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str
         )
 
 
+def _samples(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
+    field = "eval_dataset" if evaluates else "train_dataset"
+    if "'list' object has no attribute 'keys'" in str(error):
+        given = getattr(trainer, field)
+        sample = next(iter(given.values()))[0] if isinstance(given, dict) else given[0]
+        if not isinstance(sample, Mapping):
+            yield (
+                f"`{field}`: a sample is {described(sample)}, but the tokenizer pads dicts. Return a dict of its "
+                "`input_ids` and `labels`, or pass a `data_collator` that makes a batch of such samples."
+            )
+
+
 def _memory(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[str]:
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         return
@@ -502,6 +514,9 @@ _ADVICE = {
     r"features \(`labels` in this case\)": "`data_collator`: the default one pads the model's inputs, not labels. "
     "Pass `DataCollatorForTokenClassification(tokenizer)`, for a label of each token, or "
     "`DataCollatorForSeq2Seq(tokenizer, model)`, for texts.",
+    r"features \(`(?!labels`)\w+` in this case\)": "That column has texts, None, or lists that are not padded. Number "
+    "texts that are classes, `dataset.class_encode_column('label')`, and leave others out, as "
+    "`remove_unused_columns=True` does.",
     r"has no attribute 'gradient_checkpointing_enable'": "`activation_checkpointing=True`: only models of transformers "
     "have it. Remove the field, and call `torch.utils.checkpoint.checkpoint` in the model's forward.",
     r"Cannot handle batch sizes > 1 if no padding token": "Set `model.config.pad_token_id = tokenizer.pad_token_id`, "
@@ -515,5 +530,5 @@ def _advice(error: Exception, trainer: Diagnosed, evaluates: bool) -> Iterator[s
     yield from (advice for pattern, advice in _ADVICE.items() if re.search(pattern, told))
 
 
-_OF_RUNS = (_removed, _control, _optimizer, _data, _memory, _predictions, _advice)
+_OF_RUNS = (_removed, _control, _optimizer, _data, _memory, _predictions, _advice, _samples)
 """Kinds of mistakes, as functions of an error, the Trainer and whether it evaluates."""

@@ -51,13 +51,24 @@ def named_dataset(eval_dataset: Any, default: Any) -> tuple[str, Any]:
 
     Raises:
         DataError: If there is none.
+        DatasetTypeError: If it is a string that is the name of none.
     """
     if eval_dataset is None and default is None:
         raise DataError(
             "`eval_dataset=None`: evaluation requires an eval_dataset. Pass it to the Trainer or to `evaluate`."
         )
     if isinstance(eval_dataset, str):
-        return eval_dataset, default[eval_dataset]
+        if isinstance(default, str):  # one that was passed to the Trainer
+            check_has_samples(default, "Evaluation")
+        try:
+            return eval_dataset, default[eval_dataset]
+        except (LookupError, TypeError, ValueError) as error:
+            named = isinstance(default, Mapping)
+            there = f"has only {', '.join(map(str, default))}" if named else f"is {described(default)}"
+            raise DatasetTypeError.also(type(error))(
+                f"The dataset for evaluation is the string {eval_dataset!r}, but `eval_dataset` of the Trainer {there}."
+                " Pass a dataset, or a name in a dict of datasets that the Trainer has."
+            ) from error
     if eval_dataset is None or eval_dataset is default:
         return "eval", default
     return f"eval {id(eval_dataset)}", eval_dataset

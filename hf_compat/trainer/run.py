@@ -17,6 +17,7 @@ from hf_compat.arguments.fields import declared
 from hf_compat.arguments.process_facts import full_evaluation_precision
 from hf_compat.arguments.releases import effective_args
 from hf_compat.checkpoint import finding, publish
+from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.states import CheckpointReader, parameter_names
 from hf_compat.data.loader import PreparedDataLoader, check_is_loader
@@ -30,7 +31,7 @@ from hf_compat.engine.lightning_callbacks import averages_weights, logging_by_st
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.process_layout import slurm_signal
-from hf_compat.errors import BatchSizeError
+from hf_compat.errors import BatchSizeError, CheckpointError, CheckpointWriteError
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.memory import WeakAttribute
 from hf_compat.metrics import speed_metrics
@@ -171,6 +172,15 @@ class TrainingRun:
                 self._resume_batch_size(self.checkpoint)
             with self._watching_signals(), quiet_progress_bars() if self.trainer.args.push_to_hub else nullcontext():
                 yield self
+        except CheckpointError as error:
+            folder = None if self.checkpoint is None else self.checkpoint.folder  # perhaps deleted since, in its turn
+            is_read = folder is not None and folder.is_dir() and not isinstance(error, CheckpointWriteError)
+            if folder is not None and is_read and (reason := incomplete_reason(folder)):
+                error.add_note(
+                    f"`resume_from_checkpoint={str(folder)!r}`: the checkpoint is incomplete: {reason} Pass "
+                    "'auto', or True, for the newest complete one in `output_dir`, or another one."
+                )
+            raise
         finally:
             self._end()
 

@@ -33,7 +33,8 @@ def resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool |
         warn_user("`model_path` is deprecated: pass `resume_from_checkpoint`.", FutureWarning)
         resume_from_checkpoint = kwargs.pop("model_path")
     if kwargs:
-        raise UnknownArgumentError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
+        remedy = " Pass the checkpoint as `resume_from_checkpoint`." if "ckpt_path" in kwargs else ""
+        raise UnknownArgumentError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.{remedy}")
     return resume_from_checkpoint
 
 

@@ -47,13 +47,19 @@ def test_copies_that_block(config, pins, count):
         ({"bf16_full_eval": "False"}, "`bf16_full_eval='False'` is a text, which counts as True"),
         ({"load_best_model_at_end": "no", "eval_strategy": "steps"}, "`load_best_model_at_end='no'` is a text"),
         ({"metric_for_best_model": "f1", "greater_is_better": "false"}, "`greater_is_better='false'` is a text"),
+        (
+            {"gradient_checkpointing": "false"},
+            "`activation_checkpointing='false'`, `gradient_checkpointing='false'` is a text, which counts as True",
+        ),
+        ({"disable_tqdm": "off"}, "`disable_tqdm='off'` is a text"),
         ({"bf16_full_eval": "True"}, None),
         ({}, None),
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 def test_values_that_mean_the_opposite(fields, text):
-    """Transformers takes a text for True."""
+    """Transformers takes a text for True; a field with two names is told of once."""
     found = list(doubtful_values(TrainingArguments("out", use_cpu=True, **fields)))
     assert len(found) == (text is not None)
     assert text is None or re.match(text, found[0])

@@ -151,6 +151,7 @@ DAMAGES = {
         "`optimizer.pt` is damaged: the checksum of `.*/data/0` in it does not match.",
         False,
     ),
+    "missing state": ("trainer_state.json", Path.unlink, r"  `trainer_state.json` is missing\.$", True),
     "cut state": ("trainer_state.json", cut, "`.*trainer_state.json` cannot be read", True),
     "marker": (
         "lightning.json",
@@ -257,6 +258,10 @@ def test_nothing_there(tmp_path, capsys):
     assert stop.value.code == 2
     advice = "pass the output folder of a run or one of its checkpoints"
     assert capsys.readouterr().err == f"hf-compat: `{tmp_path / 'nowhere'}` does not exist; {advice}.\n"
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        cli.main(["checkpoints", str(tmp_path / "file")])
+    assert f"`{tmp_path / 'file'}` is no folder; {advice}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["checkpoints"], ["nonsense"]], ids=["no folder", "unknown"])

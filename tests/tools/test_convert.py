@@ -500,8 +500,13 @@ def test_parameters_that_cannot_be_told_apart(tmp_path):
     optimizer.step()
     states = {"optimizer_states": [optimizer.state_dict()], "lr_schedulers": [], "callbacks": {}, "loops": {}}
     source = saved(tmp_path / "run.ckpt", module, **states, hyper_parameters=dict(module.hparams), global_step=1)
-    with pytest.raises(CheckpointError, match=r"no usual order fits.*--parameters FILE"):
+    with pytest.raises(CheckpointError, match=r"no usual order fits\. Pass the names .*--parameters FILE"):
         convert(source, tmp_path / "out")
+    unknown = saved(tmp_path / "unknown.ckpt", module, **states, global_step=1)
+    with pytest.raises(
+        CheckpointError, match=r"Pass the model's folder as `--model`, .* or the names .*--parameters FILE"
+    ):
+        convert(unknown, tmp_path / "out")
     order = [name for name, _ in reversed(list(module.named_parameters()))]
     (tmp_path / "names.json").write_text(json.dumps(order))
     assert cli.main(["convert", str(source), str(tmp_path / "out"), "--parameters", str(tmp_path / "names.json")]) == 0

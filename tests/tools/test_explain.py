@@ -183,7 +183,7 @@ def test_tokens_are_hidden(capsys):
         (["--all", "args.json"], "pass a script"),
         (["--output_dir", "x"], "unrecognized arguments: --output_dir; pass the script first, then its options"),
         (["none.py"], "`none.py` does not exist"),
-        (["none.json"], "cannot be read"),
+        (["none.json"], "`none.json` cannot be read: No such file or directory\n"),
         (["args.toml"], "pass a file ending in"),
         (["SCRIPT", "--learning_rate", "fast"], "learning_rate"),
         (["SCRIPT", "--optim", "adam"], "invalid choice"),

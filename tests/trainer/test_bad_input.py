@@ -376,6 +376,31 @@ def test_what_names_no_optimizer(given, tmp_path):
         Trainer(PlainModel(), arguments(tmp_path), optimizer_cls_and_kwargs=given)
 
 
+def of_a_lightning_module(method, library):
+    """Return a Trainer class with ``method`` as a LightningModule has it."""
+
+    def own(self, batch, batch_idx):
+        return self.model(**batch)["loss"]
+
+    return type("Own", (library.Trainer,), {method: own})
+
+
+@pytest.mark.parametrize("method", ["training_step", "compute_loss"])
+def test_methods_with_the_parameters_of_a_lightning_module(method, tmp_path):
+    """The error is of transformers' class and says what a Trainer's method takes; a name of its own does not matter."""
+    for library, text in (
+        (transformers, None),
+        (
+            hf_compat,
+            r"own\(batch, batch_idx\)` has the parameters of a LightningModule.s. .* take `model, inputs, num_",
+        ),
+    ):
+        args = library.TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
+        trainer = of_a_lightning_module(method, library)(PlainModel(), args, train_dataset=vector_rows(4))
+        with pytest.raises(TypeError, match=text):
+            trainer.train()
+
+
 class ReturnsNothing(Trainer):
     """Forgets to return the loss of its training step."""
 
@@ -492,7 +517,9 @@ class Collator:
     ("collator", "remedy"),
     [
         pytest.param(Collator(), "Rename its `collate_batch` to `__call__`.", id="the old name"),
-        pytest.param({"features": 1}, "Pass a function of a list of samples.", id="no function"),
+        pytest.param(1, "Pass a function of a list of samples.", id="no function"),
+        pytest.param({"features": 1}, "pass a dataset by name, `train_dataset=...`.", id="a mapping"),
+        pytest.param(ListDataset(vector_rows(1)), "pass a dataset by name, `train_dataset=...`.", id="a dataset"),
     ],
 )
 def test_collator_that_cannot_be_called(tmp_path, collator, remedy):
@@ -1046,6 +1073,31 @@ def test_what_is_no_dataset(dataset, said, parent, tmp_path):
         with pytest.raises(DatasetTypeError, match=f"The dataset for {purpose} is .*{said}") as caught:
             call()
         assert isinstance(caught.value, parent)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "said", "parent"),
+    [
+        ("dev", None, "the string 'dev'. Load it", TypeError),
+        ({"dev": vector_rows(4)}, "test", "'test', but `eval_dataset` of the Trainer has only dev. Pass", KeyError),
+        (SPLITS["train"], "test", "'test', but `eval_dataset` of the Trainer is .* Dataset. Pass", ValueError),
+        (None, "test", "'test', but `eval_dataset` of the Trainer is None. Pass", TypeError),
+    ],
+    ids=["a name", "another name", "no dict", "none"],
+)
+def test_a_name_of_no_dataset(given, name, said, parent, tmp_path):
+    """A string that names no dataset of the Trainer is an error of upstream's class, with the names that there are."""
+    trainer = Trainer(PlainModel(), arguments(tmp_path), eval_dataset=given)
+    with pytest.raises(DatasetTypeError, match=f"The dataset for evaluation is {said}|.*{said}") as caught:
+        trainer.evaluate(name)
+    assert isinstance(caught.value, parent)
+
+
+def test_lightnings_name_of_the_checkpoint(tmp_path):
+    """`train(ckpt_path=...)`, as of Lightning's `fit`, says what the argument is called here."""
+    trainer = Trainer(PlainModel(), arguments(tmp_path))
+    with pytest.raises(TypeError, match=r"unexpected keyword arguments: ckpt_path\. Pass .* `resume_from_checkpoint`"):
+        trainer.train(ckpt_path="last")
 
 
 @pytest.mark.parametrize(

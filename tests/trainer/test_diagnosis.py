@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -256,6 +257,26 @@ def test_the_best_model_without_labels(tmp_path):
     fields = {**SAVES, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
     with pytest.raises(MetricNameError, match=r"no `eval_loss`.* by the names in `label_names=None`"):
         new_trainer(tmp_path, Scores, train_dataset=rows, **fields).train()
+    fields["metric_for_best_model"] = "f1"  # which `compute_metrics` would return
+    with pytest.raises(MetricNameError, match=r"no `eval_f1`.* called if batches have labels, in a column `labels`"):
+        new_trainer(tmp_path, Scores, train_dataset=rows, **fields).train()
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
+@pytest.mark.parametrize("value", [torch.ones(3), np.ones(3), [1.0, 2.0]], ids=lambda value: type(value).__name__)
+def test_a_best_metric_of_several_numbers(value, tmp_path):
+    """The error is of transformers' class, and names the metric and its shape."""
+    fields = {**SAVES, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "f1"}
+    raised = []
+    for library in (transformers, hf_compat):
+        trainer = new_trainer(tmp_path, library=library, given={"compute_metrics": lambda _: {"f1": value}}, **fields)
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            trainer.train()
+        raised.append(caught.value)
+    assert isinstance(raised[1], type(raised[0]))
+    assert re.search(
+        r"`eval_f1` is an object of type \w+ of shape \(\d,\), but .* `value.mean\(\).item\(\)`", str(raised[1])
+    )
 
 
 @pytest.mark.parametrize(
@@ -457,6 +478,16 @@ def test_a_keyword_of_lightning_in_the_training_arguments(name):
 def test_no_keyword_of_lightning_is_forgotten():
     """The table has each, but for the callbacks, which are an argument of the Trainer."""
     assert LIGHTNING_KEYWORDS.keys() == inspect.signature(pl.Trainer.__init__).parameters.keys() - {"self", "callbacks"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in inspect.signature(hf_compat.Trainer.__init__).parameters if name not in ("self", "unknown")],
+)
+def test_arguments_of_the_trainer_in_the_training_arguments(name):
+    """Each is said to belong to the Trainer."""
+    with pytest.raises(UnknownArgumentError, match=rf"`{name}` is not an argument of .*: pass it to the Trainer\.$"):
+        hf_compat.TrainingArguments(**{name: 1})
 
 
 @pytest.mark.parametrize("name", ["fit", "validate", "test"])

@@ -240,6 +240,16 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
         ),
         "^The samples have no tokens. Tokenize the dataset first",
     ),
+    "tuples, with a tokenizer": (
+        lambda *run: train_two_steps(
+            *run, model=bert_classifier(), rows=[([5, 6], 1)] * 8, processing_class=helpers.tokenizer()
+        ),
+        "^`train_dataset`: a sample is an object of type tuple, but the tokenizer pads dicts. Return a dict",
+    ),
+    "lists of tokens, evaluated": (
+        lambda *run: evaluate(*run, model=bert_classifier(), rows=[[5, 6]] * 8, processing_class=helpers.tokenizer()),
+        "^`eval_dataset`: a sample is an object of type list",
+    ),
     "texts, without a tokenizer": (
         lambda *run: train_two_steps(*run, model=bert_classifier(), rows=arrow(NOT_TOKENIZED)),
         "a batch has only labels, and the dataset the columns text, label. Tokenize",
@@ -247,6 +257,15 @@ MISTAKES: dict[str, tuple[Callable[..., None], str]] = {
     "no target texts": (
         lambda *run: train_two_steps(*run, model=t5(), rows=[{"input_ids": [5]}] * 8),
         "Tokenize the target",
+    ),
+    "labels that are texts": (
+        lambda *run: train_two_steps(
+            *run,
+            model=bert_classifier(),
+            rows=[{"input_ids": [5], "label": "good"}] * 8,
+            processing_class=helpers.tokenizer(),
+        ),
+        r"^That column has texts.* `dataset.class_encode_column\('label'\)`",
     ),
     "labels of tokens that are not padded": (
         lambda *run: train_two_steps(*run, model=token_classifier(), rows=RAGGED, processing_class=helpers.tokenizer()),

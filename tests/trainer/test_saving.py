@@ -1,7 +1,9 @@
 """Checkpoints that callbacks and overrides change after a save are found, resumed and rotated as transformers' are."""
 
 import os
+import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -170,6 +172,37 @@ def test_a_checkpoint_without_the_state_of_its_run(tmp_path):
             new_trainer(library, tmp_path / side).train(resume_from_checkpoint=True)
     assert left == [["checkpoint-3", "checkpoint-4"]] * 2
     assert get_last_checkpoint(tmp_path / "ours") is None
+
+
+HARMS = [
+    ("model.safetensors", Path.unlink, True),
+    ("trainer_state.json", Path.unlink, True),
+    ("optimizer.pt", Path.unlink, False),
+    ("training_args.bin", Path.unlink, False),
+    *[
+        (name, lambda path: path.write_bytes(b""), True)
+        for name in ("model.safetensors", "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+    ],
+]
+
+
+def test_an_incomplete_checkpoint_by_its_path(tmp_path):
+    """It is an error of transformers' class, and a note says what is incomplete and how the newest whole one is had."""
+    for library in LIBRARIES.values():
+        new_trainer(library[0], tmp_path / library[0].__name__, max_steps=2).train()
+    for name, harm, fails in HARMS:
+        raised = {}
+        for library, _ in LIBRARIES.values():
+            folder = tmp_path / library.__name__
+            shutil.copytree(folder / "checkpoint-1", harmed := folder / "harmed" / "checkpoint-1", dirs_exist_ok=True)
+            harm(harmed / name)
+            with nullcontext() if not fails else pytest.raises(Exception) as raised[library]:  # noqa: PT011 - compared
+                new_trainer(library, folder, max_steps=2).train(resume_from_checkpoint=str(harmed))
+        if fails:
+            theirs, ours = (raised[library].value for library, _ in LIBRARIES.values())
+            assert isinstance(ours, CheckpointError)
+            assert isinstance(ours, type(theirs)) or type(theirs).__name__ == "SafetensorError"
+            assert re.search(rf"`resume_from_checkpoint=.*{name}.* Pass 'auto', or True", ours.__notes__[-1])
 
 
 def test_damage_after_the_changes_is_found(tmp_path):

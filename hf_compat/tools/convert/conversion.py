@@ -41,7 +41,7 @@ def convert(
     """
     origin, goal = Path(source), Path(target)
     if not origin.exists():
-        raise CheckpointError(f"`{origin}` does not exist.")
+        raise CheckpointError(f"`{origin}` does not exist; pass a checkpoint of Lightning, or a model's folder.")
     to_file = _is_folder(origin)
     if os.path.lexists(goal) and (to_file or not _is_empty_folder(goal)):
         raise CheckpointError(f"`{goal}` already exists. Choose a new path; nothing is overwritten.")

@@ -118,10 +118,11 @@ def _by_order(saved: Mapping[str, Any], counts: Sequence[int], candidates: Candi
             (names, order) = next(iter(fitting.items()))
             return order, [list(own) for own in names]
     problem = "more than one order fits" if fitting else "no usual order fits"
+    folder = "" if candidates.decayed else "the model's folder as `--model`, for the order of a Trainer, or "
     raise CheckpointError(
         f"The optimizer state has no parameter names, and its groups of {', '.join(map(str, counts))} parameters "
-        f"cannot be matched: {problem}{': ' if fitting else ''}{'; '.join(fitting.values())}. Pass the names in the "
-        "order of the optimizer, a JSON list, as `--parameters FILE`, or convert with `--weights-only`."
+        f"cannot be matched: {problem}{': ' if fitting else ''}{'; '.join(fitting.values())}. Pass {folder}the names "
+        "in the order of the optimizer, a JSON list, as `--parameters FILE`, or convert with `--weights-only`."
     )
 
 

@@ -86,7 +86,7 @@ def port_script(script: str, words: Sequence[str] = (), *, installs: bool = Fals
         _check_is_python(before, path.name)
         wrapper = cst.MetadataWrapper(cst.parse_module(before))
     except OSError as error:
-        raise ReportError(f"`{script}` cannot be read: {error}") from error
+        raise ReportError(f"`{script}` cannot be read: {error.strerror or error}") from error
     except (ValueError, SyntaxError, MemoryError, RecursionError, cst.ParserSyntaxError) as error:
         raise ReportError(f"`{script}` is not Python: {str(error) or 'it is nested too deeply.'}") from error
     changes = find_changes(wrapper)

@@ -173,7 +173,8 @@ def _check(script: Path, options: VerifyOptions) -> None:
     if options.tolerance is not None and not 0 <= options.tolerance < 1:
         raise ReportError(f"`--tolerance {options.tolerance:g}`: pass a number from 0 to below 1.")
     if not script.is_file():
-        raise ReportError(f"`{script}` does not exist: pass a script, written for transformers' Trainer.")
+        what = "is no file" if script.exists() else "does not exist"
+        raise ReportError(f"`{script}` {what}: pass a script, written for transformers' Trainer.")
     for package in _NEEDED:
         if not is_installed(package):
             raise missing_package(package, extra="verify", purpose="`hf-compat verify`")
