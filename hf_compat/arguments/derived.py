@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+import numpy as np
+
 from hf_compat.arguments.enums import HubStrategy
 from hf_compat.arguments.releases import Semantics, effective_args, resolve_semantics
 from hf_compat.errors import MetricNameError, MetricsError, OutputFolderError, described
@@ -63,7 +65,7 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
             f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
             f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."
         )
-    shape = tuple(getattr(metrics[name], "shape", ()))
+    shape = tuple(np.shape(metrics[name]))
     if math.prod(shape) > 1:
         raise MetricsError.also(RuntimeError, ValueError)(
             f"`metric_for_best_model={wanted!r}`: `{name}` is {described(metrics[name])} of shape {shape}, but "
