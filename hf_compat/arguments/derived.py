@@ -65,7 +65,7 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
             f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
             f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."
         )
-    shape = tuple(np.shape(metrics[name]))
+    shape: tuple[int, ...] = tuple(np.shape(metrics[name]))
     if math.prod(shape) > 1:
         raise MetricsError.also(RuntimeError, ValueError)(
             f"`metric_for_best_model={wanted!r}`: `{name}` is {described(metrics[name])} of shape {shape}, but "
