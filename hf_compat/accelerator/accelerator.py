@@ -418,10 +418,10 @@ class Accelerator(ProcessState):
 
     # ---- collectives over the ranks that see different batches, or different parts of their sequences ----
 
-    def gather(self, tensors: Nested) -> Any:
-        """Return ``tensors`` of all ranks with other data, concatenated along dim 0; shapes are equal on all ranks."""
+    def gather(self, tensor: Nested) -> Any:
+        """Return the tensors of all ranks with other data, concatenated along dim 0; shapes are equal on all ranks."""
         layout = self._backend.process_layout
-        return tensors if layout.launch.world_size == 1 else collectives.gather(tensors, layout.loss_group)
+        return tensor if layout.launch.world_size == 1 else collectives.gather(tensor, layout.loss_group)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Return ``input_data`` of all ranks with other data; of the last batch without duplicated samples.

@@ -1,5 +1,6 @@
 """Every documented member of accelerate's ``Accelerator`` works as upstream's, or names what to use instead."""
 
+import inspect
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.accelerator import Accelerator
 from hf_compat.accelerator.plugins import FIXED, REFUSED
 from hf_compat.errors import CheckpointError, ModelError, NotSupportedError
 from tests.support.accelerator_members import CALLS, OF_GRADIENTS, VALUES, answers, linear, plain
@@ -47,6 +49,18 @@ def test_every_member_is_accounted_for():
     public = {name for name in theirs if not name.startswith("_")}
     assert public - {*VALUES, *CALLS, *REFUSED, *OTHERWISE} == set()
     assert {*VALUES, *CALLS} & REFUSED.keys() == set()
+
+
+@pytest.mark.parametrize("name", sorted(name for name in CALLS if callable(getattr(Accelerator, name, None))))
+def test_methods_take_what_accelerates_take(name):
+    """Parameters have the names and the defaults of accelerate's; a function to decorate has none, as it needs one."""
+    theirs, ours = (inspect.signature(getattr(kind, name)).parameters for kind in (accelerate.Accelerator, Accelerator))
+    for parameter in theirs.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        assert parameter.name in ours
+        if parameter.name != "function":
+            assert ours[parameter.name].default == parameter.default
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
