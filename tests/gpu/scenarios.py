@@ -155,6 +155,12 @@ def compiled(backend: str, **fields: Any) -> Body:
     return body
 
 
+def smoothed_and_compiled(kit: Kit) -> None:
+    """The labels of a compiled language model are not shifted; see :func:`compiled`."""
+    every = {"torch_compile": True, "torch_compile_backend": "eager", "label_smoothing_factor": 0.1, **CADENCE}
+    train(kit, language_model(kit, fields=every, model=helpers.gpt2(dropout=0.0)))
+
+
 def evaluated_before(**fields: Any) -> Body:
     """Return a scenario that evaluates, trains and evaluates; see :func:`compiled`."""
 
@@ -320,6 +326,7 @@ GPU_SCENARIOS: dict[str, Body] = {
     "compiled_eager": compiled("eager"),
     "compiled_aot_eager": compiled("aot_eager"),
     "compiled_in_bf16": compiled("aot_eager", bf16=True),
+    "compiled_and_smoothed": smoothed_and_compiled,
     "pinned": training(accelerator_config={"non_blocking": True}),
     "pageable": training(dataloader_pin_memory=False),
     "workers": workers(),

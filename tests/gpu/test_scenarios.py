@@ -35,7 +35,7 @@ ONE_GPU = {
 """Quick groups of scenarios on one GPU."""
 ONE_GPU_SLOW = {
     "evaluation in half precision": "bf16_full_evaluation fp16_full_evaluation",
-    "compiled": "compiled_eager compiled_aot_eager compiled_in_bf16 evaluated_before_compiled",
+    "compiled": "compiled_eager compiled_aot_eager compiled_in_bf16 compiled_and_smoothed evaluated_before_compiled",
     "combined": "combined_bf16 combined_fp16 combined_fp32 combined_resumed",
     "optimizers of the script": "optimizer_of_the_script_fp16_plain optimizer_with_a_state_that_is_cast",
     "methods": "emptied_cache noisy_embeddings checkpointed_activations pageable fp16_overflow_accumulating",
