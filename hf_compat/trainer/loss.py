@@ -159,13 +159,14 @@ def smoothed_loss(
     if trainer.semantics.smoother_takes_item_count:
         given["num_items_in_batch"] = num_items_in_batch
     inner = unwrap_model(model)
-    by = "FSDP 2" if is_renamed_causal_lm(inner) else "`torch.compile`"
-    is_renamed = by == "FSDP 2" or (is_compiled(model) and is_causal_lm(inner))
-    if is_renamed and not trainer.semantics.corrected:
-        trainer.warn_once(_NOT_SHIFTED.format(trainer.args.label_smoothing_factor, by, by))
-    elif is_renamed and trainer.get_cp_size() > 1:
+    renames = "FSDP 2" if is_renamed_causal_lm(inner) else None
+    if renames is None and is_compiled(model) and is_causal_lm(inner):
+        renames = "`torch.compile`"
+    if renames is not None and not trainer.semantics.corrected:
+        trainer.warn_once(_NOT_SHIFTED.format(trainer.args.label_smoothing_factor, renames, renames))
+    elif renames is not None and trainer.get_cp_size() > 1:
         labels = inputs["shift_labels"]
-    elif is_renamed or is_causal_lm(inner):
+    elif renames is not None or is_causal_lm(inner):
         given["shift_labels"] = True
     loss: Tensor = trainer.label_smoother(outputs, labels, **given)
     return loss

@@ -172,14 +172,10 @@ class TrainingRun:
                 self._resume_batch_size(self.checkpoint)
             with self._watching_signals(), quiet_progress_bars() if self.trainer.args.push_to_hub else nullcontext():
                 yield self
+        except CheckpointWriteError:
+            raise
         except CheckpointError as error:
-            folder = None if self.checkpoint is None else self.checkpoint.folder  # perhaps deleted since, in its turn
-            is_read = folder is not None and folder.is_dir() and not isinstance(error, CheckpointWriteError)
-            if folder is not None and is_read and (reason := incomplete_reason(folder)):
-                error.add_note(
-                    f"`resume_from_checkpoint={str(folder)!r}`: the checkpoint is incomplete: {reason} Pass "
-                    "'auto', or True, for the newest complete one in `output_dir`, or another one."
-                )
+            self._note_incomplete(error)
             raise
         finally:
             self._end()
@@ -198,6 +194,18 @@ class TrainingRun:
             self.counters.train_batch_size = args.train_batch_size
         trainer.is_in_train = True
         self.counters.memory.start("train")
+
+    def _note_incomplete(self, error: CheckpointError) -> None:
+        """Add to ``error`` what the checkpoint that the run resumes from lacks, and what to pass instead."""
+        folder = None if self.checkpoint is None else self.checkpoint.folder
+        if folder is None or not folder.is_dir():  # it may have been deleted since, in its turn
+            return
+        reason = incomplete_reason(folder)
+        if reason is not None:
+            error.add_note(
+                f"`resume_from_checkpoint={str(folder)!r}`: the checkpoint is incomplete: {reason.removesuffix('.')}. "
+                "Pass 'auto', or True, for the newest complete one in `output_dir`, or another one."
+            )
 
     def _resume_batch_size(self, checkpoint: CheckpointReader) -> None:
         trainer, size = self.trainer, checkpoint.trainer_state().train_batch_size
